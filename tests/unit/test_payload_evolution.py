@@ -544,7 +544,7 @@ def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
     for fields in ([with_nulls, without], [without, with_nulls]):
         [column] = merged([[pa.field("x", pa.struct([each]))] for each in fields])
         assert column.type == pa.struct([("n", LONG)]), "where it is null in one shard, it may be null"
-    with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others: it was dropped"):
+    with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others. It was dropped"):
         merged([[pa.field("x", pa.struct([("n", kind)]))] for kind in (STRING, pa.int32())])
 
 

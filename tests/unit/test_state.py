@@ -258,7 +258,7 @@ def test_operations_with_a_column_more_than_the_checkpoint_has_are_refused_by_na
     engine = restore(SPECS["any key"], a_blob("any key"), 1)
     rows = [op(f"new-{i}", "z", 90_000, 99_000) for i in range(9)]
     table = operations_table(rows, False).append_column("p2", pa.array([0.5] * 9))
-    with pytest.raises(StateMismatchError, match="the checkpoint holds columns of string, string, the query brings"):
+    with pytest.raises(StateMismatchError, match="the checkpoint has columns of string, string, the query brings"):
         engine.step(read_operations(table, engine.spec), None, 14)
 
 

@@ -1,1 +1,1 @@
-"""Engines as tables that people can read and edit, and engines of such tables."""
+"""Engines as tables that people can read and edit, and engines from such tables."""

@@ -1,8 +1,7 @@
-"""Tables that were edited, checked before engines are made of them (`put_together`).
+"""Checks of edited tables before `put_together` makes engines of them.
 
-What no engine holds is refused: rows that semantics 2.3 rejects, operations of which 2.4 makes one a DUPLICATE, columns
-that contradict each other. Each row has a number, and as many rows must be left as were exported and not said to be
-removed.
+They refuse rows that semantics 2.3 rejects, operations that 2.4 makes DUPLICATEs, and columns that contradict each
+other. Rows are numbered, and every exported row must be there or be declared as removed.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ NO_TIME = "have the first or last microsecond, which stands for no time"
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 Columns = Mapping[str, pa.Array]
-Found = Iterator[tuple[str, str, Bools]]
-"""(column, what its rows have or are, which rows), one rule after the other."""
+Found = Iterator[tuple[str, str, Bools]]  # for each rule: the column, its rows' fault, and flags of these rows
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a column of a table, and in how many rows."""
+    """A fault of a column of a table, and the number of its rows."""
 
     column: str
     what: str
@@ -48,16 +46,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class TableRules:
-    """The rules of the query that is to take the tables over."""
+    """The rules of the query that takes over the tables."""
 
     spec: EngineSpec
-    one_key: bool = False
-    """Operations have one key each, by which rows go to shards."""
-    roles: Mapping[str, str] | None = None
-    """Fields of ``operation`` that are columns of the table, too, by column."""
+    one_key: bool = False  # operations have one key each, by which rows go to shards
+    roles: Mapping[str, str] | None = None  # fields of ``operation`` that are also columns of the table, by column
 
     def faults(self, name: str, table: pa.Table) -> list[Fault]:
-        """What is wrong with rows of a table; those of one identity, and those of one number, are given together."""
+        """Return the faults of a table, which must have all rows of an identity and of a number."""
         columns = plain(table)
         first = np.unique(columns["row"].fill_null(-1).to_numpy(), return_index=True)[1]
         copies = _valid(columns["row"])
@@ -126,7 +122,7 @@ class TableRules:
         yield "level_needs", "have no number for a key", among(rule, LEVELLED) & reached
 
     def _numbers(self, texts: pa.Array, least: float | None = None) -> Bools:
-        """Texts that `taken_apart.needs_as_text` may have written, of ``least`` or more where it is given."""
+        """Flag texts that `taken_apart.needs_as_text` may have written and, if given, are at least ``least``."""
         scale, whole = self.spec.scale, texts.dictionary_encode()
 
         def is_number(text: str) -> bool:
@@ -143,7 +139,7 @@ class TableRules:
         return known[_int64(whole.indices, -1)]
 
     def _duplicates(self, columns: Columns, decided: Bools) -> Bools:
-        """Operations created before another one of their identity had reached its deadline (2.4)."""
+        """Flag operations that were created before another one of their identity had reached its deadline (2.4)."""
         identity = {"id": columns["id"], "key": _first(columns["keys"])}
         names = ["id", "key"][: self.spec.identity_width]
         codes = value_ranks(pa.StructArray.from_arrays([identity[name] for name in names], names=names))
@@ -188,7 +184,7 @@ class TableRules:
 
 
 def conserved(name: str, rows: int, wrote: int, removed: int) -> list[Fault]:
-    """What is wrong with the number of a table's rows, of which ``wrote`` were exported."""
+    """Return a fault if rows of a table are missing or too many; ``wrote`` were exported."""
     if rows > wrote:
         return [Fault("row", f"are more than the {wrote:,} that were exported", rows - wrote, "keep only those")]
     if rows + removed == wrote:
@@ -199,7 +195,7 @@ def conserved(name: str, rows: int, wrote: int, removed: int) -> list[Fault]:
 
 
 def told(name: str, faults: Iterable[Fault]) -> list[str]:
-    """What an error says of the faults of a table, a sentence each."""
+    """Return the texts of an error about a table's faults."""
     return [f"table {name!r}, column {each.column!r}: {each.rows:,} rows {each.what}: {each.remedy}" for each in faults]
 
 
@@ -213,12 +209,12 @@ def _lengths(lists: pa.Array) -> Int64s:
 
 
 def _first(lists: pa.Array) -> pa.Array:
-    """The first element of each list, null of none."""
+    """Return the first element of each list, or null."""
     return lists.values.take(pa.array(lists.offsets.to_numpy()[:-1], mask=_lengths(lists) == 0))
 
 
 def _of_lists(lists: pa.Array, which: Bools) -> Bools:
-    """Lists that have one of the elements, (flat,) bool."""
+    """Flag the lists with one of the flagged elements, (flat,) bool."""
     owners = pc.list_parent_indices(lists).to_numpy()[which]
     return np.isin(np.arange(len(lists)), owners)
 

@@ -1,7 +1,7 @@
-"""An engine of tables (`taken_apart`), perhaps of a query with other settings than those of the one that wrote them.
+"""An engine from the tables of `taken_apart`, perhaps for a query with other settings.
 
-What a table does not say is worked out anew: hashes come with the rows, because Spark makes them, and timers follow
-from the logs. So an operation whose criterion was changed has the outcome that the new one gives.
+Hashes come with the rows, because Spark makes them, and timers follow from the logs. So an operation whose criterion
+was changed has the outcome of the new one.
 """
 
 from __future__ import annotations
@@ -29,25 +29,22 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 @dataclass(frozen=True)
 class Dealt:
-    """What one shard gets; the columns of `taken_apart`, and hashes.
+    """The tables of one shard: columns of `taken_apart`, and hashes.
 
-    The operations' own columns and the events' have the types and names of the query (``p0``, ``p1``, ...).
+    The columns of operations and of events have the types and names of the query (``p0``, ``p1``, ...).
     """
 
-    operations: pa.Table | None = None
-    """With ``id_hash`` and ``key_hashes``."""
-    events: pa.Table | None = None
-    """With ``hash``: of the operation that an event names, else of its key."""
-    ids: pa.Table | None = None
-    """With ``id_hash``."""
+    operations: pa.Table | None = None  # with ``id_hash`` and ``key_hashes``
+    events: pa.Table | None = None  # with ``hash``, that of the operation that an event names, else of its key
+    ids: pa.Table | None = None  # with ``id_hash``
 
 
 def put_together(
     spec: EngineSpec, dealt: Dealt, watermark_ms: int, history: Mapping[str, object] | None = None
 ) -> EventTimePurgatory:
-    """The engine of what a shard gets, at the latest watermark of the engines that were taken apart.
+    """Make the engine of a shard, at the latest watermark of the engines that were taken apart.
 
-    ``history``: what these counted of all operations and events that are over (`history_of`), for one shard of all.
+    One shard gets their ``history`` (`history_of`): the counts of all operations and events that are over.
     """
     engine = EventTimePurgatory(spec)
     engine.completion.watermark_ms = watermark_ms
@@ -69,15 +66,15 @@ def put_together(
 
 
 def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What engines have counted together, by field of `Tally`."""
+    """Return the sums of engines' counts, by field of `Tally`."""
     counted = [vars(Tally()), *(vars(Tally(**tally)) for tally in tallies)]  # type: ignore[arg-type]
     return {name: np.sum([each[name] for each in counted], axis=0).tolist() for name in counted[0]}
 
 
 def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
-    """Events that shards, (n,), have copies of, as often as the one has them that has the most; in any order.
+    """Return events that several shards hold, each as many times as the shard with the most copies, in any order.
 
-    Where every event is sent to every shard, each forgets those that its own operations do not need.
+    If every event is sent to every shard, each shard forgets those that its own operations do not need.
     """
     columns = [plain(events)[name] for name in events.column_names]
     content = value_ranks(pa.StructArray.from_arrays(columns, names=events.column_names))
@@ -183,5 +180,5 @@ def _needs(texts: pa.Array, spec: EngineSpec) -> numbers.Numbers:
 
 
 def plain(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns of a table, each as one array."""
+    """Return the columns of a table, each as one array."""
     return {name: whole(table, name) for name in table.column_names}

@@ -1,11 +1,7 @@
-"""An engine as tables: what `export_state` writes and `move_checkpoint` deals to other shards (docs/export_format.md).
+"""An engine as tables: those that `export_state` writes and `move_checkpoint` deals to other shards.
 
-The tables say everything that decides an outcome, and nothing of how an engine keeps it: no hash, no position, no
-timer. So they can be dealt to any number of shards, and a person can read, count, filter and edit them.
-
-operations  a row for each operation that waits, with its own columns as a struct
-events      a row for each event that is kept, and for each time range of an operation that has ended: `KEPT_AS`
-ids         ids that are seen and whose operations do not wait: an operation of such an id is a DUPLICATE
+They have everything that decides an outcome (docs/export_format.md) and no hash, position or timer. So they can be
+dealt to any number of shards, and a person can read, count, filter and edit them.
 """
 
 from __future__ import annotations
@@ -23,14 +19,13 @@ from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
+# Events are kept as completions; control events, or completions that name an operation; or events that no operation has
+# counted. The last two are time ranges of operations that ended: of events that would have counted, and after it.
 LOG, CONTROL, UNMATCHED, ENDED, PAST = KEPT_AS = ("log", "control", "unmatched", "ended", "past")
-"""Why an event is kept: completions; control events and completions that name an operation; events that counted for no
-operation so far. The last two are time ranges of operations that ended: what would have counted, and what comes after.
-"""
 
 
 def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table | None:
-    """The operations that wait; ``names``: those of their own columns. None where nothing waits."""
+    """Return the operations that wait, with the ``names`` of their own columns; None if nothing waits."""
     rows = engine.purgatory.waiting()
     if not len(rows):
         return None
@@ -64,7 +59,7 @@ def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table |
 
 
 def ids_table(engine: EventTimePurgatory) -> pa.Table:
-    """The ids that are live and not of an operation that waits; the key is null where the id alone identifies."""
+    """Return the live ids of operations that do not wait; the key is null if the id alone identifies."""
     ids = engine.deduplication.ids
     left = ids.deadline_us.values > engine.watermark_us
     slots = _slots(engine, engine.purgatory.waiting())
@@ -76,7 +71,7 @@ def ids_table(engine: EventTimePurgatory) -> pa.Table:
 
 
 def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
-    """The events that are kept, a table for each log."""
+    """Yield the events that are kept, a table for each segment of a log."""
     spec, events = engine.spec, engine.events
     names = None if spec.event_columns is None else spec.event_columns.names
     for kept_as, logs in ((LOG, {LogKey(EventKind.COMPLETE, False): events.log}), *events.other_logs().items()):
@@ -86,14 +81,14 @@ def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
 
 
 def has_number_value(kept_as: str, kind: int, spec: EngineSpec) -> bool:
-    """True if the values of a log are those of events; else they are times, durations or marks."""
+    """Return True if a log has the values of events; else they are times, durations or marks."""
     if kind != EventKind.COMPLETE or kept_as in (ENDED, PAST):
         return False
     return kept_as != UNMATCHED or spec.orphans != "all"
 
 
 def needs_as_text(needs: numbers.Numbers, spec: EngineSpec) -> pa.Array:
-    """What values must reach, as texts that are read back exactly; "never" where no value reaches it."""
+    """Return needs as texts that are read back exactly; "never" if no value reaches one."""
     if spec.scale is None:
         return pa.array(needs).cast(pa.string())
     wide = numbers.widened(needs)
@@ -119,7 +114,7 @@ def _of_segment(
     elif segment.value is not None and spec.scale is not None:
         value = numbers.as_decimals(segment.value, spec.scale)
     elif segment.value is not None:
-        value = pa.array(segment.value, from_pandas=True)  # NaN stands for none.
+        value = pa.array(segment.value, from_pandas=True)  # NaN is no value
     columns = {
         "kept_as": pa.repeat(kept_as, n),
         "kind": pa.repeat(KINDS[key.kind], n),
@@ -138,7 +133,7 @@ def _of_segment(
 
 
 def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
-    """Where the ids of waiting rows, (n,), are; -1 where they are undecided, or where rows have no ids."""
+    """Return the slots of waiting rows' ids, (n,); -1 if rows are undecided or have no ids."""
     deduplication, table = engine.deduplication, engine.rows
     if engine.spec.control_events:
         return table.id_slot[rows]
@@ -151,7 +146,7 @@ def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
 
 
 def _seen(engine: EventTimePurgatory, slots: Int64s) -> pa.Array:
-    """The ids at slots, (n,), null where that is -1: of rows that have none of their own."""
+    """Return the ids at slots, (n,), null for -1, for rows without ids of their own."""
     held = engine.deduplication.ids.columns[0]
     if not held.chunks:
         return pa.nulls(len(slots), pa.string())
@@ -163,6 +158,6 @@ def _lists(offsets: Int64s, values: pa.Array) -> pa.ListArray:
 
 
 def _named(structs: pa.StructArray, names: list[str]) -> pa.StructArray:
-    """The structs with other names of their fields."""
+    """Rename the fields of structs."""
     fields = [field.with_name(name) for field, name in zip(structs.type, names, strict=True)]
     return pa.StructArray.from_arrays(structs.flatten(), fields=fields) if fields else structs

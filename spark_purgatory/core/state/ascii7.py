@@ -1,12 +1,10 @@
-"""Bytes as ASCII, seven bits a byte: 8 bytes for every 7.
+"""Bytes as ASCII with seven bits a byte: 8 bytes for every 7.
 
-Why: PySpark hands binary state from the JVM to Python as a pickled Latin-1 string, encoded to UTF-8 byte by byte. Bytes
-below 128 take a fast path on both sides and stay one byte; the others cost three times as much, measured in a
-whole query. Seven bytes are read as one 56-bit number, which is split into two halves three times:
+PySpark passes binary state from the JVM to Python as a pickled Latin-1 string, encoded to UTF-8 byte by byte. Bytes
+below 128 take a fast path on both sides and stay one byte; others cost three times as much, measured in a whole query.
+Seven bytes are read as one 56-bit number, which is split into two halves three times:
 
     56 bits -> 2 x 28 in 32 -> 4 x 14 in 16 -> 8 x 7 in 8
-
-The code works on blocks that fit a core's cache, one after the other.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-
 Words = npt.NDArray[np.uint64]
 
 GROUP, CODED = 7, 8
-BLOCK = 1 << 14
-"""Groups that are coded at a time: 128 KiB."""
+BLOCK = 1 << 14  # groups that are coded at a time: 128 KiB, which fit a core's cache
 _LOW_56 = np.uint64((1 << 56) - 1)
 _STEPS = tuple(
     (np.uint64(low), np.uint64(high), np.uint64(shift))
@@ -33,14 +29,14 @@ _STEPS = tuple(
 
 
 def coded_size(size: int) -> int:
-    """Bytes that ``size`` bytes take when coded."""
+    """Return the size of ``size`` bytes when coded."""
     return -(-size // GROUP) * CODED
 
 
 def encode(data: Bytes) -> Bytes:
     """Code (n,) bytes as `coded_size(n)` bytes below 128."""
     groups = -(-len(data) // GROUP)
-    # The last group has no byte after it that could be read along.
+    # The last group has no byte after it to be read along.
     whole = max(groups - 1, 0)
     words = np.empty(groups, "<u8")
     for start in range(0, whole, BLOCK):
@@ -56,7 +52,7 @@ def encode(data: Bytes) -> Bytes:
 
 
 def decode(coded: Bytes, size: int) -> Bytes:
-    """The ``size`` bytes that `encode` was given; ``coded`` must have `coded_size(size)` bytes."""
+    """Return the ``size`` bytes that `encode` was given; ``coded`` must have `coded_size(size)` bytes."""
     words = coded.view("<u8")
     data = np.empty(len(words) * GROUP + 1, np.uint8)
     for start in range(0, len(words), BLOCK):
@@ -66,13 +62,13 @@ def decode(coded: Bytes, size: int) -> Bytes:
             moved >>= shift
             block &= low
             block |= moved
-        # Ascending: the eighth byte of each, a zero, is written over by the next.
+        # Groups ascend: the next one overwrites the eighth byte of each, a zero.
         np.ndarray(len(block), "<u8", data.data, start * GROUP, (GROUP,))[:] = block
     return data[:size]
 
 
 def _read_groups(data: Bytes, words: Words) -> None:
-    """Groups of seven bytes as little-endian numbers: the eighth byte read is the next group's, and masked away."""
+    """Read groups of seven bytes as little-endian numbers; the eighth byte is the next group's and is masked away."""
     np.bitwise_and(np.ndarray(len(words), "<u8", data.data, 0, (GROUP,)), _LOW_56, out=words)
 
 

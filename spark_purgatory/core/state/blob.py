@@ -1,4 +1,4 @@
-r"""One shard's state as bytes: refused when anything about it is not as written.
+r"""One shard's state as bytes, refused if a bit of it has changed.
 
 Layout, little endian::
 
@@ -10,10 +10,10 @@ Layout, little endian::
     28  4  CRC-32 of bytes 0 .. 27
     32  .. body, coded in seven bits a byte (`ascii7`): Arrow IPC streams, each after its length (8 bytes)
 
-The first stream is one row: JSON metadata, and all arrays (`encodings`), one after the other. Tables (payload chunks,
-keys) are mostly stored as arrays too (`table_encoding`); columns that cannot be are a stream of their own.
-Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
-truncation. It finds accidents, not attacks: whoever can write the checkpoint is trusted.
+The first stream is one row: JSON metadata and all arrays (`encodings`), one after the other. Tables (payload chunks,
+keys) are mostly arrays too (`table_encoding`); their other columns are one stream per table. Arrow alone decodes 70 %
+of single-bit flips silently. CRC-32 finds every flip and every truncation. It is for accidents, not for attacks:
+whoever can write the checkpoint is trusted.
 """
 
 from __future__ import annotations
@@ -39,25 +39,22 @@ MAGIC = b"SPKPURG\0"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + CHECKSUM.size
-ALIGNMENT = 8
-"""Arrays begin at multiples of so many bytes, so that they can be read in place."""
+ALIGNMENT = 8  # arrays begin at multiples of so many bytes, so that they can be read in place
 LENGTH = struct.Struct("<Q")
+# A byte of state is pickled, copied and written some ten times on its way through PySpark and the state store: 14 ns
+# a byte below 128, or 0.28 s of two cores for 40 MB. zstd takes 4 ns a byte, there and back, to save half of them; lz4
+# takes half the time and saves half as much. Threads would not pay: Spark has a task on every core, and passing small
+# buffers around takes longer than compressing them.
 COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
-"""Arrow's own buffer compression. Every byte of state is pickled, copied and written some ten times on its way
-through PySpark and the state store (some 14 ns a byte below 128: 0.28 s of two cores for 40 MB); zstd takes 4 ns a
-byte, there and back, to save some half of them. lz4 takes half the time and saves half as much. No threads: Spark has
-a task on every core, and handing small buffers around takes longer than to compress them."""
 UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
 Tables = dict[str, list[pa.RecordBatch]]
 
 
 def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
-    """Metadata (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
+    """Write metadata (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
     arrays = dict(arrays)
-    remainders = {
-        name: remainder for name, batches in tables.items() if (remainder := split_table(name, batches, arrays))
-    }
+    remainders = {name: rest for name, batches in tables.items() if (rest := split_table(name, batches, arrays))}
     packed = {name: pack(array) for name, array in arrays.items()}
     stream_counts = [streams_of(stored) for _, stored in packed.values()]
     layout = [
@@ -65,12 +62,9 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
         for (name, (encoding, stored)), count in zip(packed.items(), stream_counts, strict=True)
     ]
     meta = {"facts": metadata, "arrays": layout, "tables": list(tables), "rests": list(remainders)}
-    columns = [
-        _binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)),
-        _binary(_joined(packed.values(), stream_counts)),
-    ]
+    columns = [np.frombuffer(json.dumps(meta).encode(), np.uint8), _joined(packed.values(), stream_counts)]
     del arrays, packed
-    first = pa.RecordBatch.from_arrays(columns, names=["meta", "arrays"])
+    first = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=["meta", "arrays"])
     del columns
     streams = [_stream(batches) for batches in ([first], *remainders.values())]
     del first
@@ -84,7 +78,7 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
 
 
 def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, Tables]:
-    """What `write_blob` was given; ``shards`` None: of a query of any number of shards.
+    """Read the metadata, arrays and tables of a blob; ``shards`` None allows any number of shards.
 
     Raises StateCorruptError, StateVersionError or StateMismatchError.
     """
@@ -113,18 +107,18 @@ def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, 
 
 
 def shard_count(blob: bytes) -> int:
-    """The number of shards of the query that wrote a checked blob, 0 where each key has one."""
+    """Return the number of shards of the query that wrote a checked blob; 0 if each key has one."""
     return int(HEADER.unpack_from(blob)[2])
 
 
 def other_shards(then: int, now: int) -> str:
-    """What an error says of another number of shards, with the remedy."""
+    """Return the text of an error about another number of shards, with the remedy."""
     was = then or None
     return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}, {MOVES}"
 
 
 def read_metadata(blob: bytes) -> dict[str, Any]:
-    """The metadata alone, for any number of shards: only one column of the first stream is decoded.
+    """Read the metadata alone, for any number of shards, by decoding one column of the first stream.
 
     Raises StateCorruptError or StateVersionError.
     """
@@ -139,7 +133,7 @@ def read_metadata(blob: bytes) -> dict[str, Any]:
 
 
 def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
-    """(the coded body, its size before it was coded); ``shards`` None: the query's number of shards is not known."""
+    """Return the coded body and its size before coding; ``shards`` None allows any number of shards."""
     written_by, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, "a shard's state")
     if shards is not None and written_by != shards:
         raise StateMismatchError(other_shards(written_by, shards))
@@ -148,7 +142,7 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
 
 
 def _joined(packed: Iterable[tuple[Encoding, Values]], stream_counts: Iterable[int]) -> Values:
-    """Stored values one after the other, (n,) uint8, each at a place that is a multiple of `ALIGNMENT`."""
+    """Join stored values, (n,) uint8, each at a multiple of `ALIGNMENT`."""
     parts = [stored for _, stored in packed]
     sizes = [part.nbytes + -part.nbytes % ALIGNMENT for part in parts]
     joined = np.zeros(sum(sizes), np.uint8)
@@ -159,7 +153,7 @@ def _joined(packed: Iterable[tuple[Encoding, Values]], stream_counts: Iterable[i
 
 
 def _binary(data: Values) -> pa.Array:
-    """Bytes, (n,) uint8, as one value, not copied."""
+    """Return bytes, (n,) uint8, as one value, without a copy."""
     bounds = pa.py_buffer(np.array([0, len(data)]))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, bounds, pa.py_buffer(data)])
 

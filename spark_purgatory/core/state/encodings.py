@@ -1,17 +1,16 @@
 """Encodings of arrays for the state: as few bytes as the values need, decoded exactly.
 
-Most arrays of a shard's state look like noise to a compressor: hashes, times, positions. So they are encoded first. An
-ascending array is *delta* encoded; another one uses a *frame of reference*, the distance from its smallest value. Each
-uses the narrowest integer type that fits. Worked example (a test asserts it)::
+A compressor finds no pattern in most arrays of a state: hashes, times, positions. So they are encoded first, in the
+narrowest integer type that fits: an ascending array by *delta*, another one in a *frame of reference*, as distances
+from its smallest value. Worked example (a test asserts it)::
 
     [7, 9, 9, 300]        delta: 7, then 2, 0, 291 in two bytes each
     [1000, 990, 1010]     frame of reference 990: 10, 0, 20 in one byte each
 
-Arrays of many values with several bytes each use *byte-stream split*, as Parquet's encoding of that name: the first
-bytes of all values, then the second bytes of all values. Upper bytes of small numbers, and leading characters of ids
-that count up, then form long runs of nearly equal bytes, which compress well. Arrays with few distinct values in a
-sample (codes, currencies), and floating-point numbers, which often repeat (prices), are stored value by value. Worked
-example, as if three values were many::
+Arrays of many values of several bytes use *byte-stream split*, like Parquet: the first bytes of all values, then the
+second bytes, and so on. Upper bytes of small numbers, and leading characters of ids that count up, then compress well.
+Arrays with few distinct values in a sample (codes, currencies), and floating-point numbers, which often repeat
+(prices), are stored value by value. Worked example, as if three values were many::
 
     0x0102 0x0103 0x0104  ->  02 03 04, 01 01 01
 """
@@ -24,30 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[Any]
-Encoding = tuple[str, str, int, str]
-"""(dtype, dtype as stored, first or smallest value, one of DELTA, FRAME_OF_REFERENCE and PLAIN)."""
+Encoding = tuple[str, str, int, str]  # dtype, dtype as stored, first or smallest value, PLAIN or DELTA or ...
 
 PLAIN, DELTA, FRAME_OF_REFERENCE = "", "differences", "distances"
-SPLIT_FLOOR = 512
-"""Values below which splitting takes longer than it saves."""
-WIDEST = 64
-"""Bytes of a value beyond which it is not split: texts longer than a hash in hexadecimal."""
-SAMPLE, DISTINCT = 64, 56
-"""Values in the sample, spread over the array, and how many of them must differ for a split."""
-BLOCK = 1 << 13
-"""Values that are split at a time, so that they stay in a core's cache."""
+SPLIT_FLOOR = 512  # values below which a split takes longer than it saves
+WIDEST = 64  # bytes of a value beyond which it is not split: texts longer than a hash in hexadecimal
+SAMPLE, DISTINCT = 64, 56  # values of a sample over the array, and how many of them must differ for a split
+BLOCK = 1 << 13  # values that are split at a time, so that they stay in a core's cache
 NARROW = tuple(np.dtype(kind) for kind in ("u1", "<u2", "<u4"))
-SPAN_LIMIT = 1 << 62
-"""Values further apart than this could not be subtracted."""
+SPAN_LIMIT = 1 << 62  # values further apart than this are not subtracted
 
 
 def narrowest(most: int) -> np.dtype[Any]:
-    """The narrowest type for values ``0 .. most``."""
+    """Return the narrowest type for values ``0 .. most``."""
     return next((kind for kind in NARROW if most <= np.iinfo(kind).max), np.dtype(np.int64))
 
 
 def pack(values: Values) -> tuple[Encoding, Values]:
-    """(encoding, stored values) of an array, (n,)."""
+    """Return the encoding and the stored values of an array, (n,)."""
     kind = values.dtype.str
     plain: tuple[Encoding, Values] = (kind, kind, 0, PLAIN), np.ascontiguousarray(values)
     if values.dtype != np.int64 or not len(values):
@@ -65,7 +58,7 @@ def pack(values: Values) -> tuple[Encoding, Values]:
 
 
 def streams_of(values: Values) -> int:
-    """The number of byte streams for values, (n,): one for each of their bytes, or 1 for no split."""
+    """Return the number of byte streams for values, (n,): one for each of their bytes, or 1 for no split."""
     kind = values.dtype
     if kind.kind not in "iuV" or not 1 < kind.itemsize <= WIDEST or len(values) < SPLIT_FLOOR:
         return 1
@@ -83,7 +76,7 @@ def split_bytes(values: Values, streams: int, into: Values) -> None:
 
 
 def join_bytes(stored: bytes | memoryview, streams: int = 1) -> bytes | memoryview:
-    """The bytes of the values that `split_bytes` got."""
+    """Return the bytes of the values that `split_bytes` got."""
     if streams == 1:
         return stored
     wide = np.empty((len(stored) // streams, streams), np.uint8)
@@ -100,7 +93,7 @@ def _move(source: Values, target: Values) -> None:
 
 
 def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
-    """The array that `pack` got, from the bytes of its stored values."""
+    """Return the array that `pack` got from the bytes of its stored values."""
     kind, narrow, base, how = encoding
     values = np.frombuffer(stored, narrow)
     if how == PLAIN:

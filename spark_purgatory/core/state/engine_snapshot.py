@@ -1,7 +1,7 @@
-"""An `EventTimePurgatory` as a blob and back: columns as they are, sorted runs sorted as they are.
+"""An `EventTimePurgatory` as a blob and back.
 
-Saved are the primary columns and the sorted runs. What follows from them at the speed of memory is derived again: which
-entry belongs to which row, which are listed, the timer's ticks where no outcome is held back, what the payload has.
+The primary columns and the sorted runs are saved as they are. Everything that follows from them at the speed of memory
+is derived again: the rows of entries, the entries that are listed, ticks of timers, and columns of the payload.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
 
-PAYLOAD = "rows.payload"
-"""The table of the operations' own columns."""
+PAYLOAD = "rows.payload"  # the table of the operations' own columns
 NO_LIMIT = (1 << 63) - 1
-MOST_DIFFERENCES = 40  # That an error lists: a query that reads another table differs in every column.
+MOST_DIFFERENCES = 40  # that an error lists: a query that reads another table differs in every column
 
 
 def save(engine: EventTimePurgatory, shards: int) -> bytes:
-    """The engine's whole state. Raises LimitError where it exceeds ``max_state_bytes``."""
+    """Return the engine's whole state. Raises LimitError if it exceeds ``max_state_bytes``."""
     engine.purgatory.purge()
     arrays: Arrays = {}
     tables: Tables = {}
@@ -71,7 +70,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 
 
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
-    """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
+    """Return the engine that `save` saw. Raises StateError if the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
     refuse(differences_of(spec, facts, tables))
     if spec.columns is not None and PAYLOAD in tables:
@@ -81,9 +80,9 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
 
 
 def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
-    """Why `restore` would refuse the blob, a sentence each with the remedy; none: it would not.
+    """Return the reasons why `restore` would refuse the blob, each with its remedy.
 
-    Raises StateError where the blob is damaged, or of a format that this version does not read.
+    Raises StateError if the blob is damaged or has a format that this version does not read.
     """
     facts, _, tables = read_blob(blob, None)
     found = [other_shards(then, shards)] if (then := shard_count(blob)) != shards else []
@@ -91,7 +90,7 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
 
 
 def refuse(differences: Iterable[str]) -> None:
-    """Raise StateMismatchError if there are differences; the message lists them, each once."""
+    """Raise StateMismatchError with the differences, each once, if there are any."""
     found = list(dict.fromkeys(differences))
     left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
     left += [] if all(text.endswith(MOVES) for text in found) else ["or start over: a new checkpoint and a new table"]
@@ -100,26 +99,26 @@ def refuse(differences: Iterable[str]) -> None:
 
 
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
-    """(an engine to look at, names of the payload's columns), of a state of any query.
+    """Return an engine to look at, and the names of the payload's columns, from a state of any query.
 
-    What the blob does not say of the query, its limits above all, is as it is by default: the engine is not for going
-    on with. Raises StateError where the blob is damaged.
+    Settings that are not in the blob, such as limits, have their defaults, so the engine must not take steps. Raises
+    StateError if the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
     return _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables), facts["columns"]
 
 
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
-    """An engine that takes the steps, and is saved, as in the query that wrote the blob.
+    """Return an engine that takes steps and is saved as in the query that wrote the blob.
 
-    ``deadline_is_sum``: what no blob says of the query. There are no limits: steps that were taken once were within
-    those of then, which no blob says either. Raises StateError where the blob is damaged.
+    ``deadline_is_sum`` and limits are not in a blob. The engine has no limits, because the steps that it takes again
+    were within them. Raises StateError if the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
     names = facts["columns"]
     spec = replace(
         _spec_as_written(facts, arrays, tables),
-        evidence=None,  # what outcomes of a replay carry goes nowhere
+        evidence=None,  # outcomes of a replay are dropped
         deadline_is_sum=deadline_is_sum,
         columns=pa.schema([pa.field(name, pa.null()) for name in names]) if names else None,
         sources=tuple((argument, tuple(columns)) for argument, columns in facts["sources"].items()),
@@ -131,7 +130,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
 
 
 def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EngineSpec:
-    """The spec of the query that wrote a blob, as far as the blob says it."""
+    """Return the spec of the query that wrote a blob, as far as the blob has it."""
     carried = event_snapshot.event_columns_of(facts, tables)
     return replace(
         spec_of(facts["spec"]),
@@ -143,9 +142,9 @@ def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> E
 
 
 def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
-    """(the payload's columns in a state of any query, whether something waits, the query).
+    """Return the payload's columns in a state of any query, True if something waits, and the query's spec.
 
-    Where nothing waits, types of columns are not known.
+    The types of columns are unknown if nothing waits.
     """
     facts, arrays, tables = read_blob(blob, None)
     names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
@@ -156,7 +155,7 @@ def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
 
 
 def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
-    """The engine of a state that was found to belong to the query."""
+    """Return the engine of a state that belongs to the query."""
     counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
     purgatory, ids = engine.purgatory, engine.deduplication.ids
@@ -190,7 +189,7 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
 
 
 def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_for: Collection[str] = ()) -> list[str]:
-    """What stands between a state and the query: settings ``but_for`` some, then columns."""
+    """Return the differences between a state and the query: settings except ``but_for``, then columns."""
     then, now = facts["spec"], spec.fingerprint()
     changed = [name for name in now if then[name] != now[name] and name not in but_for]
     found = [difference(name, then[name], now[name]) for name in changed]
@@ -201,14 +200,14 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
 
 
 def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
-    """Operations' own columns, matched with those of a query."""
+    """Match the operations' own columns with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
     return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.removed_columns))
 
 
 def _differences_of_roles(spec: EngineSpec, facts: dict[str, Any], waits: bool) -> list[str]:
-    """Arguments of `Operations` that take another column than they did, or keys and ids of another text."""
+    """Return the arguments of `Operations` that take another column than before, or keys and ids of another text."""
     names = facts["columns"]
     wanted = names if spec.columns is None else spec.columns.names
     order, _ = matched(names, wanted, spec.case_sensitive)
@@ -224,7 +223,7 @@ def _differences_of_roles(spec: EngineSpec, facts: dict[str, Any], waits: bool) 
     for argument, columns in facts["sources"].items() if waits else ():
         wanted_from = dict(spec.sources).get(argument)
         if wanted_from is None:
-            # An expression may say the same, unless the column is gone.
+            # An expression may give the same values, unless the column is gone.
             gone = [name for name in columns if matched([name], wanted, spec.case_sensitive)[1]]
             found += [_taken_from(argument, name, None) for name in gone if "." not in name]
         elif -1 in matched(columns, wanted_from, spec.case_sensitive)[0] or len(columns) != len(wanted_from):
@@ -248,18 +247,15 @@ def _taken_from(argument: str, *names: str | None) -> str:
 
 
 def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventLog]]:
-    """The logs besides that of completions, each with whose it is and its key."""
+    """Return the logs besides that of completions, each with its owner and key."""
     logs = [(owner, *key, log) for owner, of in engine.events.other_logs().items() for key, log in of.items()]
     return [({"owner": owner, "kind": KINDS[kind], "is_named": named}, log) for owner, kind, named, log in logs]
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
-    counts = {
-        "watermark_ms": engine.watermark_ms,
-        **purgatory_snapshot.purgatory_numbers(engine.purgatory),
-        "segments": len(engine.events.log.segments),
-        "log_kept": engine.events.log.kept,
-    }
+    log = engine.events.log
+    counts = purgatory_snapshot.purgatory_numbers(engine.purgatory)
+    counts = {"watermark_ms": engine.watermark_ms, **counts, "segments": len(log.segments), "log_kept": log.kept}
     spec, kind = engine.spec, engine.rows.payload.kind
     return {
         "spec": spec.fingerprint(),
@@ -277,22 +273,21 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
 
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
-    """What waits, so that nobody needs to decode the state for it."""
+    """Return facts about the waiting operations, so that nobody needs to decode the state for them."""
     watched = engine.purgatory.watchers.watched
     return {"oldest_us": engine.oldest_us(), "next_due_ms": engine.next_due_ms(), "watched": watched}
 
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
-    """What was counted since the shard's beginning."""
+    """Return the counts since the shard's first step."""
     return dict(vars(engine.outcomes.tally))
 
 
 def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
     rows = engine.rows
-    times = {"created_us": rows.created_us, "deadline_us": rows.deadline_us}
-    for name, values in times.items():
+    for name in TIMES:
         if engine.spec.role(name) is None:
-            arrays[f"rows.{name}"] = values
+            arrays[f"rows.{name}"] = rows.columns[name].values
     if len(rows.late_rows):
         arrays["rows.from_us"] = rows.from_us
     for name in extra_columns(engine.spec):
@@ -327,7 +322,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.payload.append(chunk)
     del chunks
     for name in extra_columns(engine.spec):
-        if f"rows.{name}" in arrays or name != "id_slot":  # Slots that the query did not keep are found later.
+        if f"rows.{name}" in arrays or name != "id_slot":  # slots that the query did not keep are found later
             rows.columns[name] = GrowableArray(arrays[f"rows.{name}"])
     for name in rows.numbers:
         rows.numbers[name] = GrowableArray(numbers.restored(arrays[f"rows.{name}"]))
@@ -341,6 +336,6 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
 
 
 def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:
-    """What the timer holds where no outcome is held back: every waiting row at its deadline's tick."""
+    """Return the timer's ticks if no outcome is held: every waiting row at its deadline's tick."""
     ticks = tick_up_ms(engine.rows.deadline_us, engine.spec.tick_ms) // engine.spec.tick_ms
     return np.where(engine.purgatory.state.values == WAITING, ticks, UNARMED)

@@ -1,8 +1,8 @@
-"""Events in a snapshot: segments of logs as arrays and tables, and what outcomes carry of events.
+"""Events in a snapshot: segments of logs as arrays and tables, and the columns of events that outcomes carry.
 
-Each segment of a log of events has a table of the columns that outcomes carry. In a query that keeps others they are
-matched by name, as the operations' own are (`payload_evolution`). A column that the query no longer names is dropped,
-because nothing else reads it. A new one is null in the events that are there already.
+Each segment has a table of these columns. A query that keeps other columns matches them by name, like the operations'
+own columns (`payload_evolution`). A column that the query no longer names is dropped, because nothing else reads it. A
+new one is null in events from before.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from spark_purgatory.core.state.payload_evolution import Comparison, StoredPaylo
 from spark_purgatory.core.state.payload_schema import sent
 from spark_purgatory.core.state.table_encoding import Arrays
 
-EVENT_LOGS = ("control", "unmatched")
-"""Owners of logs of events, besides that of completions."""
+EVENT_LOGS = ("control", "unmatched")  # owners of logs of events, besides that of completions
 
 
 def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
-    """Put a segment into arrays and tables whose names begin with ``name``."""
+    """Save a segment as arrays and tables whose names begin with ``name``."""
     arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
     arrays[f"{name}.time_us"] = segment.time_us
     if segment.value is not None:
@@ -38,7 +37,7 @@ def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Table
 
 
 def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
-    """What `save_segment` was given."""
+    """Return the segment that `save_segment` was given."""
     columns = tables.get(f"{name}.columns")
     return EventSegment(
         group_hash=arrays[f"{name}.group_prefix"] << ROW_BITS,
@@ -52,14 +51,14 @@ def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
 
 
 def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> list[str]:
-    """What cannot be changed of the columns that outcomes carry, a sentence each with the remedy."""
+    """Return the changes that the columns carried by outcomes do not allow, each with its remedy."""
     held = [tables[name] for name in _event_tables(facts) if name in tables] if spec.event_columns else []
     matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
     return [f"completions.columns: {text}" for each in matched for text in each.differences()]
 
 
 def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
-    """The columns of events that outcomes carry; void where the state has no event. None: they carry none."""
+    """Return the columns of events that outcomes carry, void if the state has no event; None: they carry none."""
     names = facts["event_columns"]
     if names is None:
         return None
@@ -68,7 +67,7 @@ def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
 
 
 def _event_tables(facts: dict[str, Any]) -> list[str]:
-    """The tables of these columns, one for each segment of a log of events."""
+    """Return the names of the tables of these columns, one for each segment of a log of events."""
     names = [f"log.{i}" for i in range(facts["numbers"]["segments"])]
     for n, each in enumerate(facts["logs"]):
         names += [f"logs.{n}.{i}" for i in range(each["segments"])] if each["owner"] in EVENT_LOGS else []
@@ -76,7 +75,7 @@ def _event_tables(facts: dict[str, Any]) -> list[str]:
 
 
 def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
-    """Give the events the columns that the query keeps, null where they were not kept."""
+    """Give the events the columns that the query keeps, null if they were not kept before."""
     for table in _event_tables(facts):
         held = tables.pop(table, None)
         if not spec.event_columns:
@@ -90,6 +89,6 @@ def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, table
 
 
 def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
-    """What is kept of events, matched with what a query keeps."""
+    """Match the columns that are kept of events with those that a query keeps."""
     assert spec.event_columns is not None
     return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))

@@ -1,4 +1,4 @@
-r"""Bytes with a magic, a format version, a length and a checksum. Heads and log entries of shards have this frame.
+r"""A frame of magic, format version, length and checksum, in which heads and log entries of shards are kept.
 
 Layout, little endian::
 
@@ -8,8 +8,6 @@ Layout, little endian::
     16  8  length of the body
     24  4  CRC-32 of bytes 0 .. 23
     28  .. body
-
-CRC-32 finds every flipped bit and every truncation; it finds accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -25,25 +23,25 @@ HEADER_BYTES = HEADER.size + CHECKSUM.size
 
 
 def write_frame(magic: bytes, version: int, body: bytes) -> bytes:
-    """The body behind its header."""
+    """Return the body after its header."""
     header = HEADER.pack(magic, version, zlib.crc32(body), len(body))
     return b"".join((header, CHECKSUM.pack(zlib.crc32(header)), body))
 
 
 def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview:
-    """The body; ``what`` names the value in errors. Raises StateCorruptError or StateVersionError."""
+    """Return the body; ``what`` names the value in errors. Raises StateCorruptError or StateVersionError."""
     checksum, length = read_header(HEADER, magic, version, data, what)
     return checked_body(data, HEADER_BYTES, length, checksum, what)
 
 
 def read_header(header: struct.Struct, magic: bytes, version: int, data: bytes, what: str) -> list[int]:
-    """The numbers of a header behind magic and version; a checksum of these follows. Raises as `read_frame` does."""
+    """Return the numbers of a header after magic and version, before its checksum. Raises like `read_frame`."""
     size = header.size + CHECKSUM.size
     if len(data) < size:
         raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({size}): truncated")
     found, written, *numbers = header.unpack_from(data)
     if found != magic:
-        # What it starts with is not told: it may be what another query keeps of its rows.
+        # The bytes themselves are not shown: they may be values of another query's rows.
         raise StateCorruptError(f"{what} does not start with {magic!r}: not written by spark_purgatory, or damaged")
     if CHECKSUM.unpack_from(data, header.size)[0] != zlib.crc32(data[: header.size]):
         raise StateCorruptError(f"the header of {what} does not match its checksum: damaged in the checkpoint")
@@ -56,7 +54,7 @@ def read_header(header: struct.Struct, magic: bytes, version: int, data: bytes, 
 
 
 def checked_body(data: bytes, start: int, length: int, checksum: int, what: str) -> memoryview:
-    """What is behind a header of ``start`` bytes. Raises StateCorruptError unless it is as long and as written."""
+    """Return the body after a header of ``start`` bytes. Raises StateCorruptError if length or checksum differ."""
     body = memoryview(data)[start:]
     if len(body) != length:
         raise StateCorruptError(

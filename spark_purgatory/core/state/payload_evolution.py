@@ -1,30 +1,17 @@
-"""What a checkpoint's payload columns become in a query with other columns, and what cannot be changed.
+"""A checkpoint's payload columns in a query with other columns (docs/upgrading.md), and the changes that are refused.
 
-A checkpoint holds columns in the order of the query that wrote it, and the names in that order. Each column of the
-query of today is found by its name, at every depth:
-
-=================================== ====================================================
-the query                           what waits
-=================================== ====================================================
-has a column more, which may be null null there
-has a column less                   goes on without it: its values are lost for good
-has a wider type (`widens`)         the same values in that type
-has the columns in another order    the same values
-=================================== ====================================================
-
-The same holds for the fields of a struct at every depth, and for the types of elements, keys and values. Anything else
-is refused. So is one column less and one more of the same type, or of a wider one: it looks like a rename, by which all
-values would be lost. `Operations.removed_columns` names columns that are really to go. A column that `Operations` names
-keeps its type, but whole numbers, whose texts are the same, may be wider.
-
-Worked example (a test asserts it)::
+A checkpoint has columns in the order of the query that wrote it. They are matched by name with those of the query, like
+the fields of structs at every depth. A column that is new in the query is null, and must be nullable. A column that the
+query lacks is dropped with its values. A type may become wider (`widens`). Other changes are refused, also one column
+less and one more of the same or a wider type, which looks like a rename: `Operations.removed_columns` names columns to
+drop. A column that `Operations` names keeps its type, or becomes a wider whole number, whose texts are the same. Worked
+example (a test asserts it)::
 
     checkpoint   city string, amount decimal(10,2)
     query        amount decimal(12,2), city string     put into the query's order, amounts cast
     query        amount double, town string            refused: double is not wider, town may be city under a new name
 
-Shards that no row has touched since an earlier restart hold the columns of the query before that one: each shard is
-matched by itself.
+Each shard is matched by itself, because shards without rows since an earlier restart have the columns of that time.
 """
 
 from __future__ import annotations
@@ -55,20 +42,17 @@ LAST_DAY = 106_751_990
 
 @dataclass(frozen=True)
 class Comparison:
-    """How columns are compared."""
+    """The rules by which columns are compared."""
 
     case_sensitive: bool = False
-    fixed: Mapping[str, str] = field(default_factory=dict)
-    """Columns that `Operations` names, by path: the argument, for example ``operations.id``."""
-    removed_columns: Sequence[str] = ()
-    """Paths of columns that the query gives up, whatever other columns look like them."""
-    drops_any: bool = False
-    """True if it gives up every column that it lacks."""
+    fixed: Mapping[str, str] = field(default_factory=dict)  # columns that `Operations` names: path to argument
+    removed_columns: Sequence[str] = ()  # paths of columns that the query gives up, also if they look renamed
+    drops_any: bool = False  # the query gives up every column that it lacks
 
     def of_columns(
         self, held: list[pa.Field], wanted: list[pa.Field], path: str = "", in_key: bool = False
     ) -> Iterator[str]:
-        """What cannot be changed of columns, or of a struct's fields, a sentence each with the remedy."""
+        """Yield the changes of columns, or of a struct's fields, that are refused, each with its remedy."""
         order, gone = matched([each.name for each in held], [each.name for each in wanted], self.case_sensitive)
         added = [now for at, now in zip(order, wanted, strict=True) if at < 0]
         for at, now in zip(order, wanted, strict=True):
@@ -77,8 +61,8 @@ class Comparison:
         for at in gone:
             if in_key:
                 yield (
-                    f"column '{path}{held[at].name}' is part of a map's key in the checkpoint and not in the query: "
-                    "without it keys may be equal, so select it"
+                    f"column '{path}{held[at].name}' is part of a map's key in the checkpoint and not in the query. "
+                    "Without it keys may be equal: select it"
                 )
             else:
                 yield from self._of_gone(held[at], added, path)
@@ -86,7 +70,7 @@ class Comparison:
             yield from self._of_added(now, path + now.name)
 
     def of_column(self, held: pa.Field, wanted: pa.Field, path: str, in_key: bool = False) -> Iterator[str]:
-        """What cannot be changed of one column, or of a part of it."""
+        """Yield the changes of one column, or of a part of it, that are refused."""
         then, now = held.type, wanted.type
         if is_record(then) and is_record(now):
             yield from self.of_columns(list(then), list(now), f"{path}.", in_key)
@@ -109,7 +93,7 @@ class Comparison:
             )
 
     def _of_gone(self, held: pa.Field, added: list[pa.Field], path: str) -> Iterator[str]:
-        """Why a column that the query lacks cannot be dropped."""
+        """Yield why a column that the query lacks cannot be dropped."""
         at = path + held.name
         is_dropped = self.drops_any or self._known(at) in map(self._known, self.removed_columns)
         if is_dropped or pa.types.is_null(held.type):
@@ -127,17 +111,17 @@ class Comparison:
         )
 
     def _of_added(self, wanted: pa.Field, path: str) -> Iterator[str]:
-        """Why a column that the checkpoint lacks cannot be null."""
+        """Yield why a column that the checkpoint lacks cannot be null."""
         if role := self._role(path):
             yield f"column '{path}' is {role} and is not in the checkpoint: take {role} from the column as before"
         elif not wanted.nullable and not pa.types.is_null(wanted.type):
             yield (
-                f"column '{path}' is not in the checkpoint and never null in the query, and what waits has no value: "
-                f"select it so that it may be null, when(lit(True), c), and fill it after resolve()"
+                f"column '{path}' is not in the checkpoint and never null in the query, but waiting operations have no "
+                f"value: select it so that it may be null, when(lit(True), c), and fill it after resolve()"
             )
 
     def _role(self, path: str) -> str | None:
-        """The argument of `Operations` that names the column, or a part of which this is."""
+        """Return the argument of `Operations` that names the column, or a column that it is a part of."""
         inside = f"{self._known(path)}."
         return next((role for name, role in self.fixed.items() if inside.startswith(f"{self._known(name)}.")), None)
 
@@ -150,31 +134,30 @@ class StoredPayload:
     """The payload of a checkpoint, matched with the columns of a query."""
 
     batches: list[pa.RecordBatch]
-    names: Sequence[str]
-    """The columns' in the checkpoint."""
+    names: Sequence[str]  # of the columns in the checkpoint
     columns: pa.Schema
     comparison: Comparison = field(default_factory=Comparison)
 
     @property
     def order(self) -> list[int]:
-        """Where each of the query's columns was, -1 where it was not."""
+        """The checkpoint's position of each of the query's columns, -1 for new ones."""
         return matched(self.names, self.columns.names, self.comparison.case_sensitive)[0]
 
     @property
     def is_same(self) -> bool:
-        """True if the columns are those of the query, in its order: so it is in all micro-batches but the first."""
+        """True if the columns are those of the query in its order, as in all micro-batches but the first."""
         same_types = self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
         return same_types and list(self.names) == self.columns.names
 
     def differences(self) -> list[str]:
-        """What cannot be changed, a sentence each with the remedy."""
+        """Return the changes that are refused, each with its remedy."""
         held = zip(self.batches[0].schema, self.names, strict=True)
         named = [each.with_name(name) for each, name in held]
         found = [] if self.is_same else list(self.comparison.of_columns(named, list(self.columns)))
         return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))
 
     def evolved(self) -> list[pa.RecordBatch]:
-        """The chunks as the query's columns."""
+        """Return the chunks with the query's columns."""
         if self.is_same:
             return self.batches
         schema, any_case = pa.schema(sent(self.columns)), self.comparison.case_sensitive
@@ -186,7 +169,7 @@ class StoredPayload:
         return evolved
 
     def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
-        """What cannot be changed because of a value: a null, or a date without a timestamp."""
+        """Yield the changes that are refused because of a value: a null, or a date that no timestamp can hold."""
         for at, now in zip(self.order, self.columns, strict=True):
             if at >= 0:
                 yield from self._in_column(batch.column(at), now, now.name)
@@ -194,7 +177,7 @@ class StoredPayload:
     def _in_column(self, column: pa.Array, now: pa.Field, path: str) -> Iterator[str]:
         kind = now.type
         if not now.nullable and column.null_count:
-            # Spark would read any value in its place.
+            # Spark would read an arbitrary value in its place.
             yield f"column '{path}' is null in operations of the checkpoint and never null in the query: coalesce it"
         if pa.types.is_null(column.type) or column.type.equals(kind):
             return
@@ -207,7 +190,7 @@ class StoredPayload:
         yield from self._in_parts(column, kind, path)
 
     def _in_parts(self, column: pa.Array, kind: pa.DataType, path: str) -> Iterator[str]:
-        """The form of a nested column without nulls."""
+        """Check the parts of a nested column without nulls."""
         if pa.types.is_struct(kind):
             held, wanted = ([part.name for part in each] for each in (column.type, kind))
             order, _ = matched(held, wanted, self.comparison.case_sensitive)
@@ -215,7 +198,7 @@ class StoredPayload:
                 if at >= 0:
                     yield from self._in_column(column.field(at), part, f"{path}.{part.name}")
             return
-        # No list is null, so that what they hold lies between the first offset and the last.
+        # No list is null, so all values are between the first offset and the last.
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
         if pa.types.is_map(kind):
             yield from self._in_column(column.keys[first:last], kind.key_field, f"{path}.key")
@@ -225,10 +208,10 @@ class StoredPayload:
 
 
 def merged(held: Sequence[Sequence[pa.Field]], path: str = "") -> list[pa.Field]:
-    """Columns, or fields, that hold what each of these sequences holds, in the widest of their types.
+    """Merge sequences of columns, or fields, in the widest of their types.
 
-    Shards differ where only some were touched since a restart with other columns. Raises StateMismatchError where one
-    name has types of which none is wider.
+    Shards differ if only some had rows since a restart with other columns. Raises StateMismatchError if no type of a
+    name is wider than the others.
     """
     whole: list[pa.Field] = []
     for fields in held:
@@ -258,8 +241,8 @@ def _widest(one: pa.Field, other: pa.Field, path: str) -> pa.Field:
     if pa.types.is_null(theirs) or widens(theirs, mine) or plain(mine) == plain(theirs):
         return one.with_nullable(nullable)
     raise StateMismatchError(
-        f"column '{path}' is {type_text(one)} in some shards and {type_text(other)} in others: it was dropped, and "
-        "later added with another type, and some shards were not touched in between"
+        f"column '{path}' is {type_text(one)} in some shards and {type_text(other)} in others. It was dropped and "
+        "later added with another type, and some shards had no rows in between"
     )
 
 

@@ -1,10 +1,10 @@
-"""Columns of the payload: matched by name, of types that do not depend on a session's settings.
+"""Columns of the payload, matched by name, with types that do not depend on a session's settings.
 
-A session's settings show in the Arrow type of a column: ``spark.sql.session.timeZone`` is the label of a timestamp,
-``useLargeVarTypes`` gives texts 64-bit offsets, and ANSI mode decides whether a cast may give null. The values are the
-same under all of them. `plain` gives the type that is sent and kept; `conform` gives a column another type of the same
-values: labels, names, order of a struct's fields, and wider types (`widens`). A field that the column lacks is null.
-Where types differ only in labels, names and order, nothing but the offsets of large types is copied.
+A session's settings change the Arrow type of a column, but not its values: ``spark.sql.session.timeZone`` is the label
+of a timestamp, ``useLargeVarTypes`` gives texts 64-bit offsets, and in ANSI mode a cast gives no null. `plain` is the
+type that is sent and kept. `conform` gives a column another type of the same values: other labels, names, and order of
+a struct's fields, or a wider type (`widens`). If only labels, names and order differ, only offsets of large types are
+copied.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 UTC = "UTC"
-SPARK_TYPE = b"spark_type"
-"""Metadata of a field whose Arrow type says less than Spark's: time(0) and time(6) are one type in Arrow."""
-OPAQUE = (b"variant", b"geometry", b"geography")
-"""Metadata by which Spark marks a field of a struct that stands for one value."""
+SPARK_TYPE = b"spark_type"  # metadata with Spark's type if Arrow's is less exact: time(0) and time(6) are one type
+OPAQUE = (b"variant", b"geometry", b"geography")  # metadata of fields of a struct that stands for one value
 NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 NAMES = (
     (pa.types.is_date, "date"),
@@ -29,7 +27,7 @@ NAMES = (
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type without a session's time zone and large types; nulls may be null."""
+    """Return the type without a session's time zone and large types; a null type is nullable."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None else pa.timestamp(kind.unit, UTC)
     if pa.types.is_large_string(kind):
@@ -49,7 +47,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -> pa.Array:
-    """A column's values as ``kind``, whose structs have the same fields in any order, fewer of them, or others as well.
+    """Return a column's values as ``kind``, whose structs may have more fields, fewer, or another order of them.
 
     A field that the column lacks is null.
     """
@@ -79,13 +77,13 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a batch, by position, under another schema."""
+    """Return the columns of a batch, by position, under another schema."""
     columns = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
     return batch_of(columns, schema, len(batch))
 
 
 def batch_of(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A batch of so many rows, also where it has no columns."""
+    """Return a batch of columns, or of so many rows without columns."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -101,14 +99,14 @@ def _nested(column: pa.Array, kind: pa.DataType, buffers: list[pa.Buffer], child
 
 
 def _offsets(column: pa.Array) -> pa.Buffer:
-    """Where each list begins in the whole of the values, (n + 1,) int32."""
+    """Return the offsets of lists in all values, (n + 1,) int32."""
     return pa.py_buffer(np.ascontiguousarray(column.offsets.to_numpy(), np.int32))
 
 
 def matched(held: Sequence[str], wanted: Sequence[str], case_sensitive: bool = False) -> tuple[list[int], list[int]]:
-    """(position in ``held`` of each name wanted, -1 where there is none; positions that no name has asked for).
+    """Return the position in ``held`` of each name wanted, -1 if there is none, and the positions that are left.
 
-    Names that differ in case alone are one name, as in Spark, where no other name can be meant.
+    Names that differ only in case are one name, as in Spark, if no other name can be meant.
     """
     if list(held) == list(wanted):
         return list(range(len(held))), []
@@ -127,12 +125,13 @@ def matched(held: Sequence[str], wanted: Sequence[str], case_sensitive: bool = F
 
 
 def sent(columns: pa.Schema) -> list[pa.Field]:
-    """The payload's fields as they are sent and kept: ``p0``, ``p1``, ...; each may be null, as in ORPHANs' rows."""
+    """Return the payload's fields as they are sent and kept, ``p0``, ``p1``, ...; each is nullable for ORPHAN rows."""
     return [field.with_name(f"p{i}").with_nullable(True) for i, field in enumerate(columns)]
 
 
 # --- types that differ ----------------------------------------------------------------------------
 
+# Types that hold every value of another exactly, like Delta's type widening; `widens` adds decimals.
 WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float64()),
     pa.int16(): (pa.int32(), pa.int64(), pa.float64()),
@@ -140,13 +139,11 @@ WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.float32(): (pa.float64(),),
     pa.date32(): (pa.timestamp("us"),),
 }
-"""Types that hold every value of another exactly, decimals aside: as Delta widens types. A bigint is no double."""
-DIGITS = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}
-"""Digits before the point that a decimal needs for a whole number, by Delta's rule."""
+DIGITS = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}  # before the point, by Delta's rule
 
 
 def widens(then: pa.DataType, now: pa.DataType) -> bool:
-    """True if ``now`` is a wider type than ``then``: it holds every value exactly."""
+    """Return True if ``now`` is a wider type than ``then`` and holds every value exactly."""
     if pa.types.is_decimal(now):
         whole = now.precision - now.scale
         if pa.types.is_decimal(then):
@@ -156,30 +153,30 @@ def widens(then: pa.DataType, now: pa.DataType) -> bool:
 
 
 def says_the_same(held: pa.Field, wanted: pa.Field) -> bool:
-    """True if two fields of one Arrow type are of one Spark type, where both note it (the tester does not)."""
+    """Return True if fields of one Arrow type have one Spark type, as far as both note it (the tester does not)."""
     then, now = (field.metadata or {} for field in (held, wanted))
     return _opaque(held.type) == _opaque(wanted.type) and then.get(SPARK_TYPE) in (None, now.get(SPARK_TYPE))
 
 
 def _opaque(kind: pa.DataType) -> str:
-    """The Spark type that a struct stands for, empty if it is one."""
+    """Return the Spark type that a struct stands for; empty if it is a struct."""
     marks = {} if not pa.types.is_struct(kind) else {k: v for field in kind for k, v in (field.metadata or {}).items()}
     name = next((mark.decode() for mark in OPAQUE if marks.get(mark) == b"true"), "")
     return f"{name}({marks[b'srid'].decode()})" if b"srid" in marks and name else name
 
 
 def is_record(kind: pa.DataType) -> bool:
-    """True if a type is a struct of fields, and not one value that Spark keeps as a struct."""
+    """Return True if a type is a struct of fields, and not one value that Spark keeps as a struct."""
     return pa.types.is_struct(kind) and not _opaque(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """True if a type is an array of Spark's."""
+    """Return True if a type is an array in Spark."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def type_text(field: pa.Field) -> str:
-    """A field's type in Spark's words."""
+    """Return a field's type in Spark's words."""
     kind, note = field.type, (field.metadata or {}).get(SPARK_TYPE)
     if note is not None:
         return note.decode()

@@ -1,8 +1,4 @@
-"""A `DelayedOperationPurgatory` as named arrays and tables, and back: sorted runs and primary columns as they lie.
-
-What follows from the arrays at the speed of memory is derived again: which entry belongs to which row, its hash, how
-many are listed, the timer's runs.
-"""
+"""A `DelayedOperationPurgatory` as named arrays and tables, and back; columns that follow are derived again."""
 
 from __future__ import annotations
 
@@ -21,30 +17,26 @@ Numbers = dict[str, int]
 
 
 def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
-    """Counts and clocks."""
-    timer = purgatory.timer
-    return {
-        "ended": purgatory.ended,
-        "estimated_total": purgatory.estimated_total,
-        "wheel_clock": timer.wheel.clock,
-        "wheel_levels": len(timer.wheel.spans),
-    }
+    """Return counts and clocks."""
+    wheel = purgatory.timer.wheel
+    numbers = {"ended": purgatory.ended, "estimated_total": purgatory.estimated_total}
+    return {**numbers, "wheel_clock": wheel.clock, "wheel_levels": len(wheel.spans)}
 
 
 def restore_counts(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays) -> None:
-    """The rows' states and how many have ended."""
+    """Restore the rows' states and the number that has ended."""
     purgatory.state = GrowableArray(arrays["rows.state"])
     purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
 
 
 def save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
-    """Each run under its number: what orders it and whom it names apart, which packs closer."""
+    """Save each run under its number, with prefixes and rows apart, which packs closer."""
     for i, run in enumerate(runs.runs):
         arrays[f"{name}.{i}.prefix"], arrays[f"{name}.{i}.row"] = run >> ROW_BITS, run & ROW_MASK
 
 
 def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
-    """What `save_runs` saw."""
+    """Restore the runs that `save_runs` saw."""
     runs: list[Int64s] = []
     while (prefix := arrays.get(f"{name}.{len(runs)}.prefix")) is not None:
         runs.append((prefix << ROW_BITS) | arrays[f"{name}.{len(runs)}.row"])
@@ -52,19 +44,19 @@ def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
 
 
 def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
-    """A column of keys, chunk by chunk."""
+    """Save a column of keys, chunk by chunk."""
     keys.merge()
     if keys.chunks:
         tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
 
 
 def restore_keys(name: str, tables: Tables) -> ValueColumn:
-    """What `save_keys` saw."""
+    """Restore the keys that `save_keys` saw."""
     return ValueColumn.restored([batch.column(0) for batch in tables.get(name, [])])
 
 
 def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
-    """The watch lists but for their keys; ``waiting``, (rows,) bool."""
+    """Save the watch lists without their keys; ``waiting`` are flags of rows, (rows,) bool."""
     listed = watchers.listed.values
     if not np.array_equal(listed, watchers.entries_among(waiting)):
         arrays["watch.listed"] = listed
@@ -74,14 +66,14 @@ def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
 
 
 def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
-    """What `save_watchers` saw."""
-    # Without it operations have one key each: entry and row are the same number.
+    """Restore the watch lists that `save_watchers` saw."""
+    # Without this array, operations have one key each: entry and row are the same number.
     watchers.set_first_entry(arrays.get("watch.first_entry", np.arange(len(waiting) + 1)))
     listed = arrays.get("watch.listed", watchers.entries_among(waiting))
     watchers.listed = GrowableArray(listed)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = restore_runs("watch.run", arrays)
-    # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
+    # An entry that was never listed belongs to an operation that has ended, and its hash is not needed again.
     hashes = np.zeros(len(listed), np.int64)
     for run in watchers.index.runs:
         hashes[run & ROW_MASK] = run & ~ROW_MASK
@@ -89,7 +81,7 @@ def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None
 
 
 def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) -> None:
-    """The timer without its runs, which are cheap to sort again; ``usual_tick``: ticks of rows that were not moved."""
+    """Save the timer without its runs, which are sorted again; ``usual_tick`` has ticks of rows that did not move."""
     if usual_tick is None or not np.array_equal(timer.armed_tick.values, usual_tick):
         armed = timer.armed_tick.values != UNARMED
         arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]
@@ -97,7 +89,7 @@ def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) ->
 
 
 def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | None, arrays: Arrays) -> None:
-    """What `save_timer` saw."""
+    """Restore the timer that `save_timer` saw."""
     wheel, levels = timer.wheel, numbers["wheel_levels"]
     wheel.clock = numbers["wheel_clock"]
     wheel.spans = [wheel.wheel_size**level for level in range(levels)]

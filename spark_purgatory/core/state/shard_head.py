@@ -1,6 +1,6 @@
-"""What a shard's state begins with where it is kept as a snapshot and a log: small, read and written in every call.
+"""The head of a shard's state that is kept as a snapshot and a log: small, read and written in every call.
 
-It is JSON behind a frame (`frame`): a field more is no new version, a field of another meaning is.
+It is JSON in a `frame`. A new field does not change the version, another meaning of a field does.
 """
 
 from __future__ import annotations
@@ -16,39 +16,30 @@ from spark_purgatory.errors import StateCorruptError
 
 MAGIC = b"SPKPHED\0"
 VERSION = 1
-LOG_PER_SNAPSHOT = (1.5, 2.5)
-"""Bytes of log beyond which a shard is saved anew, as a multiple of its last snapshot's: each shard has a factor of its
-own between the two, so that the shards of a query are not saved all in one micro-batch."""
-LOG_FLOOR_BYTES = (1 << 20, 2 << 20)
-"""Below this no log is too long, whatever the snapshot: between the two, as above."""
-LOG_ENTRIES = (160, 240)
-"""Entries beyond which a shard is saved anew: each takes at least a millisecond when it is replayed."""
+# A shard is saved again beyond these limits. Each shard has its own between the two numbers, so that the shards of a
+# query are not all saved in one micro-batch.
+LOG_PER_SNAPSHOT = (1.5, 2.5)  # bytes of log, as a multiple of the last snapshot's
+LOG_FLOOR_BYTES = (1 << 20, 2 << 20)  # a shorter log is never too long
+LOG_ENTRIES = (160, 240)  # each entry takes at least a millisecond when it is replayed
 
 
 @dataclass(frozen=True)
 class ShardHead:
-    """A shard's token, and where and how large the rest of its state is."""
+    """A shard's token, and the place and size of the rest of its state."""
 
-    token: str
-    """Random, new in every step. An engine in memory is this shard's only if it has this token."""
-    shard_id: str
-    """Random, drawn when the shard was made: what a worker keeps the shard's engine under."""
-    holder: str
-    """Address of the worker that may keep the engine; empty: none does."""
+    token: str  # random, new in every step: an engine in memory is this shard's only if it has this token
+    shard_id: str  # random, drawn when the shard was made: the name under which a worker keeps the engine
+    holder: str  # address of the worker that may keep the engine; empty: none does
     shards: int
-    spec_digest: str
-    """The digest of the settings and columns under which the log was written."""
+    spec_digest: str  # of the settings and columns under which the log was written
     step_version: int
     deadline_is_sum: bool
-    first_entry: int = 0
-    """Number of the log's first entry, and of the one that would come next."""
-    next_entry: int = 0
+    first_entry: int = 0  # number of the log's first entry
+    next_entry: int = 0  # number of the entry that would come next
     log_bytes: int = 0
     snapshot_bytes: int = 0
-    timer_ms: int | None = None
-    """The timer that Spark has for the shard."""
-    gauges: Mapping[str, Any] = field(default_factory=dict)
-    """What waits, as `engine_snapshot` notes it in a snapshot: after the last entry of the log."""
+    timer_ms: int | None = None  # the timer that Spark has for the shard
+    gauges: Mapping[str, Any] = field(default_factory=dict)  # `engine_snapshot.gauges_of` after the last entry
     tally: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,7 +48,7 @@ class ShardHead:
         return self.next_entry - self.first_entry
 
     def wants_snapshot(self, entry_bytes: int) -> bool:
-        """True if the engine should be saved instead of adding an entry of so many bytes to the log."""
+        """Return True if the engine should be saved instead of adding an entry of so many bytes to the log."""
         share = int.from_bytes(blake2b(self.shard_id.encode(), digest_size=4).digest(), "little") / (1 << 32)
 
         def between(bounds: tuple[float, float]) -> float:
@@ -68,12 +59,12 @@ class ShardHead:
 
 
 def write_head(head: ShardHead) -> bytes:
-    """The head as bytes."""
+    """Return the head as bytes."""
     return write_frame(MAGIC, VERSION, json.dumps(asdict(head), separators=(",", ":")).encode())
 
 
 def read_head(data: bytes) -> ShardHead:
-    """What `write_head` was given. Raises StateCorruptError or StateVersionError."""
+    """Return the head that `write_head` was given. Raises StateCorruptError or StateVersionError."""
     fields = json.loads(bytes(read_frame(MAGIC, VERSION, data, "the head of a shard's state")))
     known = {name: value for name, value in fields.items() if name in ShardHead.__dataclass_fields__}
     try:

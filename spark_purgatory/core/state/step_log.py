@@ -1,13 +1,12 @@
-"""A shard's state as a snapshot and a log of the steps since: what a step was given, as bytes and back.
+"""A shard's state as a snapshot and a log of the steps since.
 
-The engine is deterministic: the same steps lead to the same state, whatever the order of the rows in each. So instead
-of the state after each step, what the step was given is enough: the packed operations and events as they arrived, and
-the watermark. An entry of the log is one step. A snapshot is the whole engine (`engine_snapshot`); with it the log
-begins anew.
+The engine is deterministic: the same steps lead to the same state, in any order of their rows. So the log does not have
+the state after each step, but its inputs: the packed operations and events as they arrived, and the watermark. An entry
+is one step. A snapshot is the whole engine (`engine_snapshot`), and the log starts again with it.
 
-Body of an entry, behind its frame (`frame`): the size before compression (8 bytes), then, compressed by zstd: the
-watermark in milliseconds (8), the number of blobs of operations (4) and of events (4), the length of each blob (8),
-the blobs. A blob is an Arrow IPC stream.
+Body of an entry in its `frame`: the size before compression (8 bytes), then, compressed by zstd: the watermark in
+milliseconds (8), the number of blobs of operations (4) and of events (4), the length of each blob (8), the blobs. A
+blob is an Arrow IPC stream.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionEr
 
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
-STEP_VERSION = 2
-"""The version of the engine's steps. A release in which a step may lead to another state than before raises it: then a
-log that an earlier release wrote is refused, since its outcomes have left already and would not be those of the replay.
-2: the order of a step's rows decides nothing.
-"""
+# The version of the engine's steps. A release in which a step may lead to another state raises it. Logs of earlier
+# releases are then refused, because outcomes of their replay could differ from those that have left.
+STEP_VERSION = 2  # 2: the order of a step's rows decides nothing
 CODEC = pa.Codec("zstd", compression_level=1)
 SIZE = struct.Struct("<Q")
 COUNTS = struct.Struct("<qII")
@@ -44,21 +41,20 @@ COUNTS = struct.Struct("<qII")
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of an engine is given."""
+    """The inputs of a step: a watermark, and packed tables (`arrivals`), each an Arrow IPC stream."""
 
     watermark_ms: int
     operations: Sequence[bytes] = field(default_factory=list)
-    """Packed tables of operations (`arrivals`), each an Arrow IPC stream."""
     events: Sequence[bytes] = field(default_factory=list)
 
     @property
     def size(self) -> int:
-        """Bytes of the packed tables."""
+        """The bytes of the packed tables."""
         return sum(map(len, self.operations)) + sum(map(len, self.events))
 
 
 def write_entry(step: Step) -> bytes:
-    """A step as an entry of the log."""
+    """Return a step as an entry of the log."""
     blobs = [*step.operations, *step.events]
     counts = COUNTS.pack(step.watermark_ms, len(step.operations), len(step.events))
     body = b"".join((counts, *(SIZE.pack(len(blob)) for blob in blobs), *blobs))
@@ -66,7 +62,7 @@ def write_entry(step: Step) -> bytes:
 
 
 def read_entry(entry: bytes) -> Step:
-    """The step of an entry. Raises StateCorruptError or StateVersionError."""
+    """Return the step of an entry. Raises StateCorruptError or StateVersionError."""
     coded = read_frame(MAGIC, VERSION, entry, "an entry of a shard's log")
     if len(coded) < SIZE.size:
         raise StateCorruptError(f"an entry of a shard's log has a body of {len(coded)} bytes: truncated")
@@ -83,7 +79,7 @@ def read_entry(entry: bytes) -> Step:
 
 
 def table_of(blobs: Sequence[bytes]) -> pa.Table | None:
-    """The rows of packed tables as one; None of none."""
+    """Return the rows of packed tables as one table; None if there are none."""
     tables = []
     for blob in blobs:
         with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
@@ -92,10 +88,10 @@ def table_of(blobs: Sequence[bytes]) -> pa.Table | None:
 
 
 def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> list[pa.RecordBatch]:
-    """Give the engine a step. Returns outcomes, as `EventTimePurgatory.step` does.
+    """Give the engine a step, and return its outcomes.
 
-    ``is_kept``: the engine stays in memory. Then it takes copies of the columns, since each column of a blob keeps the
-    memory of the whole blob.
+    An engine that ``is_kept`` in memory takes copies of the columns, because each column of a blob keeps the memory of
+    the whole blob.
     """
     operations, events = table_of(step.operations), table_of(step.events)
     if is_kept and operations is not None:
@@ -108,13 +104,13 @@ def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> 
 
 
 def replay(engine: EventTimePurgatory, entries: Iterable[bytes]) -> None:
-    """Take the steps of the entries, in order. Their outcomes left when the steps were first taken."""
+    """Take the steps of the entries in order, and drop their outcomes, which left when the steps were first taken."""
     for entry in entries:
         take_step(engine, read_entry(entry), is_kept=True)
 
 
 def digest(spec: EngineSpec) -> str:
-    """Equal for two specs only if the one's log can be replayed, and its engine used, under the other."""
+    """Return a digest that two specs share only if each can use the other's log and engine."""
     described = repr(spec).encode()
     columns = b"" if spec.columns is None else spec.columns.serialize().to_pybytes()
     return blake2b(described + columns, digest_size=16).hexdigest()
@@ -123,12 +119,11 @@ def digest(spec: EngineSpec) -> str:
 def load(
     spec: EngineSpec, shards: int, head: ShardHead, snapshot: bytes, entries: Sequence[bytes]
 ) -> EventTimePurgatory:
-    """The engine of a snapshot and the entries since, to be kept in memory.
+    """Return the engine of a snapshot and the entries since, to be kept in memory.
 
-    Entries say what arrived as the query of then packed it. So where the query has changed since, they are replayed
-    under the settings and columns of then, and the result goes on under those of now, as a snapshot does.
-
-    Raises StateError where something is damaged or belongs to another query.
+    An entry has the rows as the query of that time packed them. If the query has changed since, the entries are
+    replayed under the settings and columns of that time, and the result is restored like a snapshot. Raises StateError
+    if something is damaged or belongs to another query.
     """
     if head.spec_digest == digest(spec):
         engine = restore(spec, snapshot, shards)
@@ -140,7 +135,7 @@ def load(
 
 
 def merged(head: ShardHead, snapshot: bytes, entries: Sequence[bytes]) -> bytes:
-    """A snapshot that has the entries in it, of a query of any settings. Raises StateError where one is damaged."""
+    """Return a snapshot that includes the entries, for a query of any settings. Raises StateError if one is damaged."""
     steps = checked(head, entries)
     if not steps:
         return snapshot
@@ -150,7 +145,7 @@ def merged(head: ShardHead, snapshot: bytes, entries: Sequence[bytes]) -> bytes:
 
 
 def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
-    """The entries, if they are all there and this release takes the steps that the writing release took."""
+    """Return the entries if they are complete, and were written by steps of the same version."""
     if len(entries) != head.log_entries:
         raise StateCorruptError(
             f"a shard's log has {len(entries)} entries and its head says {head.log_entries}: entries are missing from "
@@ -166,23 +161,22 @@ def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
 
 @dataclass(frozen=True)
 class ShardState:
-    """One shard's state: the blob of the one host, or head, snapshot and log of the other."""
+    """One shard's state: the blob of one host, or head, snapshot and log of the other."""
 
     snapshot: bytes | None
-    head: bytes | None = None
-    """None where the whole state is one blob."""
+    head: bytes | None = None  # None if the whole state is one blob
     log: Sequence[bytes] = ()
 
     def blob(self) -> bytes:
-        """The state as one blob (`engine_snapshot`). Raises StateError where it is damaged."""
+        """Return the state as one blob (`engine_snapshot`). Raises StateError if it is damaged."""
         if self.snapshot is None:
             raise StateCorruptError("a shard's state has a head and no snapshot: files are missing from the checkpoint")
         return self.snapshot if self.head is None else merged(read_head(self.head), self.snapshot, self.log)
 
     def metadata(self) -> dict[str, Any]:
-        """What the state says of itself, with what was counted and what waits now.
+        """Return the state's metadata with current counts; a head alone only has ``tally`` and ``gauges``.
 
-        Of a head alone, ``tally`` and ``gauges`` only. Raises StateError where it is damaged.
+        Raises StateError if it is damaged.
         """
         said = {} if self.snapshot is None else read_metadata(self.snapshot)
         head = None if self.head is None else read_head(self.head)
@@ -190,7 +184,7 @@ class ShardState:
 
     @property
     def size(self) -> int:
-        """Bytes, as the state store keeps them."""
+        """The bytes in the state store."""
         if self.head is None:
             return len(self.snapshot or b"")
         head = read_head(self.head)

@@ -1,9 +1,9 @@
-"""Tables of a shard's state as arrays: the columns that `encodings` makes smaller are stored as arrays.
+"""Tables of a shard's state as arrays, which `encodings` makes smaller.
 
-A text column becomes its lengths, its characters and, if it has any, its nulls. Numbers and times without nulls become
-their values. Columns of other types stay a table, the *remainder*. Many texts of one length, as ids and keys often are,
-are stored as values of that many bytes, so that byte-stream split applies to ids that count up. Where lengths change a
-few times (order-999, order-1000), each stretch of one length is stored by itself.
+A text column becomes arrays of lengths, characters and nulls, if there are any. Numbers and times without nulls become
+their values. Columns of other types stay a table, the *remainder*. Many texts of one length, such as ids and keys, are
+stored as values of so many bytes, so that byte-stream split helps with ids that count up. If lengths change a few times
+(order-999, order-1000), each stretch of one length is stored by itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from spark_purgatory.core.state.payload_schema import batch_of
 Arrays = dict[str, npt.NDArray[Any]]
 
 TEXTS, NUMBERS = (pa.string(), pa.binary()), (pa.int64(), pa.float64())
-MOST_STRETCHES = 8
-"""Stretches of texts of one length beyond which a column's characters are one array."""
+MOST_STRETCHES = 8  # with more stretches of one length, a column's characters are one array
 
 
 def split_table(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """The remainder of a table's chunks, often nothing; the other columns go into ``arrays`` under the table's name."""
+    """Move columns into ``arrays`` under the table's name, and return the remainder, which is often nothing."""
     schema = batches[0].schema
     arrays[f"{table}/schema"] = np.frombuffer(schema.serialize(), np.uint8)
     arrays[f"{table}/rows"] = np.array([len(batch) for batch in batches])
@@ -45,7 +44,7 @@ def split_table(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> li
 
 
 def join_table(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """The chunks that `split_table` got; takes its part of ``arrays``."""
+    """Return the chunks that `split_table` got, and remove their part of ``arrays``."""
     schema = pa.ipc.read_schema(pa.py_buffer(arrays.pop(f"{table}/schema")))
     whole = []
     for chunk, rows in enumerate(arrays.pop(f"{table}/rows").tolist()):
@@ -78,7 +77,7 @@ def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
 
 
 def _stretches(lengths: npt.NDArray[np.int32], characters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Characters, (n,) uint8; or, where adjacent rows have texts of one length, values of that many bytes."""
+    """Return characters, (n,) uint8, or values of so many bytes for stretches of texts of one length."""
     if len(lengths) < SPLIT_FLOOR or not len(characters):
         return [characters]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(lengths)) + 1))
