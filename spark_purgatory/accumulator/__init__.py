@@ -1,5 +1,5 @@
-"""The policy of Kafka's producer accumulation: what is batched, when it goes, what waits. Plain Python, no clock.
+"""The policy of Kafka's producer accumulation in plain Python, without threads; time is an argument (``now_ms``).
 
-Time is an argument everywhere (``now_ms``), there are no threads, and what a record is, only its sizes say. What only
-traces of Kafka's classes show (memory, leaders, mutes, flushes, splits, the end) is in ``tests/conformance``.
+Parts that only traces of Kafka's classes need (memory, leaders, mutes, flushes, splits, the end) are in
+``tests/conformance``.
 """

@@ -1,7 +1,7 @@
-"""Batches, the records of one partition that go together, with their life as a table, and the queues of batches.
+"""Batches of records of one partition, the table of their states, and the queues of batches.
 
-A batch takes records while it is OPEN, and only up to its capacity, which a large first record makes larger than
-``batch_bytes`` (A3). A batch IN_FLIGHT has been handed to whoever sends it.
+An OPEN batch takes records up to its capacity, which is larger than ``batch_bytes`` for a large first record (A3). A
+batch IN_FLIGHT has been given to the sender.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
 
-MAX_PARTITIONS = 10_000
-"""Each look at what is ready walks over all partitions: 10,000 take about 2 ms, and 10 MB while they are empty."""
+MAX_PARTITIONS = 10_000  # each check for ripe ones walks over all: 10,000 take about 2 ms, and 10 MB when empty
 
 
 class BatchState(Enum):
-    """The state of a batch; in the first three it has no result."""
+    """The state of a batch. In the first three it has no result."""
 
     OPEN = "queued, takes records"
     CLOSED = "queued, takes no more records"
@@ -35,7 +34,7 @@ class BatchState(Enum):
 
 
 class BatchEvent(Enum):
-    """What can happen to a batch."""
+    """An event of a batch."""
 
     CLOSE = "closed for appends"
     DRAIN = "drained"
@@ -45,6 +44,7 @@ class BatchEvent(Enum):
 
 
 _STATE, _EVENT = BatchState, BatchEvent
+# (state, event) -> state; any other pair is an error and changes nothing.
 TRANSITIONS: Mapping[tuple[Enum, Enum], Enum] = {
     (_STATE.OPEN, _EVENT.CLOSE): _STATE.CLOSED,
     (_STATE.OPEN, _EVENT.DRAIN): _STATE.IN_FLIGHT,
@@ -54,7 +54,6 @@ TRANSITIONS: Mapping[tuple[Enum, Enum], Enum] = {
     (_STATE.IN_FLIGHT, _EVENT.FAIL): _STATE.FAILED,
     (_STATE.IN_FLIGHT, _EVENT.REENQUEUE): _STATE.CLOSED,
 }
-"""(state, event) -> state; a pair that is not here is an error and changes nothing."""
 
 
 class ProducerBatch(Generic[P, R, V]):
@@ -66,39 +65,34 @@ class ProducerBatch(Generic[P, R, V]):
     transitions: ClassVar[Mapping[tuple[Enum, Enum], Enum]] = TRANSITIONS
 
     def __init__(self, number: int, partition: P, capacity_bytes: int, created_ms: int, sizing: Sizing[R]) -> None:
-        self.number = number
-        """Batches are numbered in the order of their creation, from 0."""
+        self.number = number  # batches are numbered in the order of their creation, from 0
         self.partition = partition
-        self.capacity_bytes = capacity_bytes
-        """The size of its buffer: it limits the size of the batch, but for the first record."""
-        self.created_ms = created_ms
-        """Linger and the delivery time-out count from here; kept over retries and splits (A24)."""
+        self.capacity_bytes = capacity_bytes  # the size of its buffer: it limits all records but the first
+        self.created_ms = created_ms  # linger and delivery time-out count from here, also over retries and splits (A24)
         self.state: Enum = BatchState.OPEN
         self.bytes = sizing.header_bytes
         self.records: list[R] = []
-        self.futures: list[RecordFuture[V]] = []
-        """One for each record; both in order of their appends."""
+        self.futures: list[RecordFuture[V]] = []  # one for each record; both in the order of appends
         self.attempts = 0
-        self.backoff_ms = 0
-        """How long to wait after the last attempt. Drawn once for each attempt; Kafka draws at every look."""
+        self.backoff_ms = 0  # the wait after the last attempt, drawn once per attempt; Kafka draws at every check
         self.last_attempt_ms = created_ms
         self.last_append_ms = created_ms
         self._sizing = sizing
 
     @property
     def is_full(self) -> bool:
-        """Closed for appends, or at its limit (A4; Kafka: ``MemoryRecordsBuilder.isFull``)."""
+        """True if it is closed for appends, or at its limit (A4; Kafka: ``MemoryRecordsBuilder.isFull``)."""
         return self.state is not BatchState.OPEN or (bool(self.records) and self.capacity_bytes <= self.bytes)
 
     def apply(self, event: Enum) -> None:
-        """Change the state by the table; BatchStateError if the event is not allowed, then nothing changes."""
+        """Change the state by the table. Raises BatchStateError, with nothing changed, if the event is not allowed."""
         state = self.transitions.get((self.state, event))
         if state is None:
             raise BatchStateError(f"{self} cannot be {event.value}: it is {self.state.value}")
         self.state = state
 
     def try_append(self, record: R, future: RecordFuture[V], now_ms: int) -> bool:
-        """Take a record if there is room (A4): the first always fits (Kafka: ``tryAppend``, ``hasRoomFor``)."""
+        """Take a record if it fits; the first one always does (A4; Kafka: ``tryAppend``, ``hasRoomFor``)."""
         if self.is_full:
             return False
         record_bytes = self._sizing.record_bytes(record, self.records)
@@ -111,11 +105,11 @@ class ProducerBatch(Generic[P, R, V]):
         return True
 
     def waited_ms(self, now_ms: int) -> int:
-        """Milliseconds since it was created or last came back, at least 0 (A12; Kafka: ``waitedTimeMs``)."""
+        """Return the milliseconds since it was created or last came back, at least 0 (A12; Kafka: ``waitedTimeMs``)."""
         return max(0, now_ms - self.last_attempt_ms)
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """True if the batch must be tried again, but not yet (A15; Kafka: ``shouldBackoff``)."""
+        """Return True if the batch must be tried again, but not yet (A15; Kafka: ``shouldBackoff``)."""
         return self.attempts > 0 and self.waited_ms(now_ms) < self.backoff_ms
 
     def note_retry(self, now_ms: int, backoff_ms: int) -> None:
@@ -125,7 +119,7 @@ class ProducerBatch(Generic[P, R, V]):
         self.last_attempt_ms = self.last_append_ms = max(self.last_append_ms, now_ms)
 
     def has_reached(self, timeout_ms: int, now_ms: int) -> bool:
-        """True if ``timeout_ms`` have passed since it was created (A24; Kafka: ``hasReachedDeliveryTimeout``)."""
+        """Return True ``timeout_ms`` after it was created, or later (A24; Kafka: ``hasReachedDeliveryTimeout``)."""
         return now_ms - self.created_ms >= timeout_ms
 
     def __repr__(self) -> str:
@@ -134,29 +128,29 @@ class ProducerBatch(Generic[P, R, V]):
 
 @dataclass(eq=False)
 class PartitionQueue(Generic[P, R, V]):
-    """What waits for one partition, oldest first."""
+    """The waiting batches of one partition, the oldest first."""
 
     partition: P
     batches: deque[ProducerBatch[P, R, V]] = field(default_factory=deque)
 
     @property
     def head(self) -> ProducerBatch[P, R, V] | None:
-        """The batch that goes first; None if nothing waits."""
+        """The batch that goes first; None if no batch waits."""
         return self.batches[0] if self.batches else None
 
     @property
     def is_full(self) -> bool:
-        """More than one batch waits, or the one that does is full (A7, A13)."""
+        """True if several batches wait, or a full one (A7, A13)."""
         return len(self.batches) > 1 or (bool(self.batches) and self.batches[-1].is_full)
 
     @property
     def is_forgettable(self) -> bool:
-        """The queue says nothing that a new one would not."""
+        """True if the queue equals a new one."""
         return not self.batches
 
 
 class PartitionQueues(Generic[P, R, V]):
-    """All partitions, in the order in which they became known, which is the order in which they are visited."""
+    """All partitions in the order in which they became known and are visited."""
 
     def __init__(self, make: Callable[[P], PartitionQueue[P, R, V]]) -> None:
         self._make = make
@@ -169,7 +163,7 @@ class PartitionQueues(Generic[P, R, V]):
         return len(self._queues)
 
     def of(self, partition: P) -> PartitionQueue[P, R, V]:
-        """The partition's queue; a new partition becomes known. LimitError at ``MAX_PARTITIONS`` with work to do."""
+        """Return the partition's queue, new or known. Raises LimitError at ``MAX_PARTITIONS`` with waiting batches."""
         queue = self._queues.get(partition)
         if queue is None:
             if len(self._queues) >= MAX_PARTITIONS:
@@ -181,5 +175,5 @@ class PartitionQueues(Generic[P, R, V]):
         self._queues = {partition: queue for partition, queue in self._queues.items() if not queue.is_forgettable}
         if len(self._queues) >= MAX_PARTITIONS:
             raise LimitError(
-                f"at most {MAX_PARTITIONS:,} partitions can have batches waiting at a time: use a coarser partition_by"
+                f"{MAX_PARTITIONS:,} partitions have waiting batches, which is the most: use a coarser partition_by"
             )

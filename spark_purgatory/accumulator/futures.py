@@ -1,4 +1,4 @@
-"""The handle that an append returns, completed when the record's batch ends (Kafka: ``FutureRecordMetadata``)."""
+"""The future that an append returns, completed when the record's batch ends (Kafka: ``FutureRecordMetadata``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from spark_purgatory.errors import BatchStateError
 
 V = TypeVar("V")
 
-Callback = Callable[[V | None, BaseException | None], None]
-"""Called with what the batch was completed with, or with the error that it failed with; the other is None."""
+Callback = Callable[[V | None, BaseException | None], None]  # takes the batch's value or error; the other is None
 
 
 class RecordFuture(Generic[V]):
-    """What will become of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
+    """The result of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
 
-    There are no threads: it never blocks, and asking too early is an error.
+    There are no threads: it never blocks, and reading it too early is an error.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,7 @@ class RecordFuture(Generic[V]):
         self._callbacks: list[Callback[V]] = []
 
     def result(self) -> V:
-        """What the batch was completed with; raises the error it failed with, or BatchStateError if not done."""
+        """Return the batch's value. Raises the error that it failed with, or BatchStateError if it has not ended."""
         if self._error is not None:
             raise self._error
         if not self.is_done:
@@ -36,7 +35,7 @@ class RecordFuture(Generic[V]):
         return cast(V, self._value)
 
     def exception(self) -> BaseException | None:
-        """The error that the batch failed with; None if it was completed or has not ended."""
+        """Return the error that the batch failed with; None if it was completed or has not ended."""
         return self._error
 
     def add_done_callback(self, callback: Callback[V]) -> None:
@@ -47,24 +46,24 @@ class RecordFuture(Generic[V]):
             self._callbacks.append(callback)
 
     def settle(self, value: V | None, error: BaseException | None) -> list[Callable[[], None]]:
-        """End with a value or an error; returns the callbacks to be called, in the order they were added."""
+        """End with a value or an error, and return the callbacks to call, in the order in which they were added."""
         self.is_done, self._value, self._error = True, value, error
         callbacks, self._callbacks = self._callbacks, []
         return [partial(callback, value, error) for callback in callbacks]
 
 
 class CallbackQueue:
-    """Callbacks whose batch has ended; called when the accumulator is in order again, so that they may use it."""
+    """Callbacks of batches that have ended. They are called when the accumulator is consistent, so they may use it."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def add(self, callbacks: list[Callable[[], None]]) -> None:
-        """Queue callbacks, to be called in this order."""
+        """Queue callbacks in this order."""
         self._waiting.extend(callbacks)
 
     def call_all(self) -> None:
-        """Call every queued callback. At the end, raise what they raised as one group; Kafka logs it."""
+        """Call every queued callback, then raise their errors as one group; Kafka logs them."""
         errors: list[Exception] = []
         while self._waiting:
             try:

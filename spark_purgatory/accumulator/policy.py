@@ -1,16 +1,14 @@
-"""When what has accumulated goes: Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``).
+"""Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``).
 
-Terms. A *record* joins the last *batch* of its *partition*; a batch that has no room for one is closed and a new one
-is opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each
-a result: `complete` or `retry`. Until then a batch is *in flight*. For a table: the partitions are the table's, a
-record is a staged piece, a batch is a file to be.
+Terms. A *record* joins the last *batch* of its *partition*. A batch without room for it is closed, and a new one is
+opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each a
+result: `complete` or `retry`. Until then a batch is *in flight*. The partitions are those of the table, a record is a
+staged piece, and a batch becomes a file. Codes such as A13 are facts about Kafka (docs/kafka_facts.md), each with a
+test in ``tests/unit/test_accumulator*.py``.
 
-Nothing here uses clocks, threads or files, or looks into a record. Codes such as A13 are facts about Kafka
-(docs/kafka_facts.md), with a test each in ``tests/unit/test_accumulator*.py``.
-
-A batch goes when it is full, or has lingered, or everything has to go; never while it backs off from a failure. Kafka
-sends every first batch of a node that has one to be sent, however small: a request costs little. Where a request costs
-seconds and leaves a small file, only those go along that are nearly full, or have nearly lingered.
+A batch goes when it is full, has lingered, or everything must go, but not while it backs off from a failure. Kafka then
+also sends the first batches of all other partitions of a node, because a request costs little. A commit costs seconds
+and leaves small files, so only batches go along that are nearly full or have nearly lingered.
 
 Worked example: batches of 100 bytes, linger 10 ms, backoff 5 ms (a test asserts it)::
 
@@ -46,16 +44,14 @@ P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
 
-FULL_PART, LINGERED_PART = 0.9, 0.5
-"""A batch goes along with others that must go if it has so much of its size; with one that lingered, of its time."""
-MULTIPLIER = 2
-"""Kafka's RETRY_BACKOFF_EXP_BASE."""
+FULL_PART, LINGERED_PART = 0.9, 0.5  # the part of its size, or of its linger, with which a batch goes along
+MULTIPLIER = 2  # Kafka's RETRY_BACKOFF_EXP_BASE
 
 
 class ExponentialBackoff:
     """``initial_ms * 2 ** retry``, at most ``max_ms`` (Kafka: ``ExponentialBackoff`` with base 2).
 
-    Kafka multiplies by a random number between 0.8 and 1.2, so that producers that failed together do not come back
+    Kafka multiplies by a random number between 0.8 and 1.2, so that producers that failed together do not retry
     together; a table has one sink. Example, 100 ms up to 1 s: 100, 200, 400, 800, 1000, 1000, ...
     """
 
@@ -67,7 +63,7 @@ class ExponentialBackoff:
         self._max_exponent = math.log(max(max_ms, 1) / max(self.initial_ms, 1)) / math.log(MULTIPLIER)
 
     def __call__(self, retry: int) -> int:
-        """Milliseconds to wait before retry number ``retry``, from 0 (Kafka: ``backoff``)."""
+        """Return the milliseconds to wait before retry number ``retry``, from 0 (Kafka: ``backoff``)."""
         return min(int(self.initial_ms * math.pow(MULTIPLIER, min(retry, self._max_exponent))), self.max_ms)
 
 
@@ -75,12 +71,9 @@ class ExponentialBackoff:
 class AccumulatorSettings:
     """The numbers of the policy: sizes in bytes, times in milliseconds. ConfigError names a field out of bounds."""
 
-    batch_bytes: int
-    """Capacity of a normal batch, and so its size when it is full (Kafka: ``batch.size``)."""
-    linger_ms: int
-    """How long a batch may wait for more records (Kafka: ``linger.ms``)."""
-    delivery_timeout_ms: int
-    """How long a batch may take from its creation to its end (Kafka: ``delivery.timeout.ms``)."""
+    batch_bytes: int  # the capacity of a normal batch (Kafka: ``batch.size``)
+    linger_ms: int  # the longest wait of a batch for more records (Kafka: ``linger.ms``)
+    delivery_timeout_ms: int  # the longest time from a batch's creation to its end (Kafka: ``delivery.timeout.ms``)
 
     def __post_init__(self) -> None:
         for name, low in {"batch_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}.items():
@@ -90,21 +83,19 @@ class AccumulatorSettings:
 
 @dataclass(frozen=True)
 class Appended(Generic[P, R, V]):
-    """What an append did (Kafka: ``RecordAppendResult``)."""
+    """The result of an append (Kafka: ``RecordAppendResult``)."""
 
     future: RecordFuture[V]
     batch: ProducerBatch[P, R, V]
-    """The batch that has the record."""
-    is_new_batch: bool
-    """The batch was opened for this record."""
+    is_new_batch: bool  # the batch was opened for this record
 
 
 class AccumulatorPolicy(Generic[P, R, V]):
-    """Accumulates records into batches and decides which may go (Kafka: ``RecordAccumulator``, and of ``Sender`` what
-    follows a response).
+    """An accumulator of records in batches, which decides when they go (Kafka: ``RecordAccumulator``, and the part of
+    ``Sender`` after a response).
 
-    ``P`` is a partition, ``R`` a record, ``V`` what a batch is completed with. Times are absolute milliseconds, given
-    by the caller; they must not decrease.
+    ``P`` is a partition, ``R`` a record, ``V`` the value that completes a batch. The caller gives times as absolute
+    milliseconds, which must not decrease.
     """
 
     make_batch: ClassVar[type[ProducerBatch[Any, Any, Any]]] = ProducerBatch
@@ -112,18 +103,16 @@ class AccumulatorPolicy(Generic[P, R, V]):
     def __init__(self, settings: AccumulatorSettings, sizing: Sizing[R], backoff_ms: Callable[[int], int]) -> None:
         self.settings = settings
         self.sizing = sizing
-        self.backoff_ms = backoff_ms
-        """Milliseconds to wait before retry number n, from 0; ``ExponentialBackoff`` is Kafka's."""
+        self.backoff_ms = backoff_ms  # milliseconds before retry number n, from 0; ``ExponentialBackoff`` is Kafka's
         self.queues: PartitionQueues[P, R, V] = PartitionQueues(PartitionQueue)
         self._in_flight: dict[ProducerBatch[P, R, V], None] = {}
         self._callbacks = CallbackQueue()
         self._next_number = 0
-        self._position = 0
-        """Where the next round of drains begins (Kafka: ``nodesDrainIndex``)."""
+        self._position = 0  # the start of the next round of drains (Kafka: ``nodesDrainIndex``)
 
     @property
     def in_flight(self) -> tuple[ProducerBatch[P, R, V], ...]:
-        """Batches that were drained and have no result yet, in the order drained."""
+        """The batches that were drained and have no result yet, in the order of the drains."""
         return tuple(self._in_flight)
 
     # --- appends -------------------------------------------------------------------------------------------------
@@ -134,7 +123,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
         return self._join_last(queue, record, now_ms) or self._open(queue, record, self._wanted_bytes(record), now_ms)
 
     def _wanted_bytes(self, record: R) -> int:
-        """The capacity of a new batch: an upper bound, so it may be more than the record needs (A2)."""
+        """Return the capacity of a new batch, an upper bound of the record's size (A2)."""
         return max(self.settings.batch_bytes, self.sizing.upper_bound_bytes(record))
 
     def _join_last(self, queue: PartitionQueue[P, R, V], record: R, now_ms: int) -> Appended[P, R, V] | None:
@@ -160,9 +149,9 @@ class AccumulatorPolicy(Generic[P, R, V]):
     # --- drains --------------------------------------------------------------------------------------------------
 
     def ripe(self, now_ms: int, everything: bool = False) -> list[P]:
-        """Partitions whose first batch should go now, or goes along with one that should; empty if none should.
+        """Return the partitions whose first batch should go now, with those that go along.
 
-        A batch should go if it is full or has lingered, or if ``everything`` has to, and not while it backs off.
+        A batch should go if it is full or has lingered, or if ``everything`` must go, but not while it backs off.
         """
         heads = [(queue, queue.head) for queue in self.queues if queue.head is not None]
         heads = [(queue, head) for queue, head in heads if not head.is_backing_off(now_ms)]
@@ -181,7 +170,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
         ]
 
     def drain(self, only: Collection[P], max_bytes: int, now_ms: int) -> list[ProducerBatch[P, R, V]]:
-        """Take the first batch of some partitions, together at most ``max_bytes``, but one whatever its size.
+        """Take the first batch of some partitions, together at most ``max_bytes``, or a single larger one.
 
         Every batch must get a result: `complete` or `retry`.
         """
@@ -191,10 +180,10 @@ class AccumulatorPolicy(Generic[P, R, V]):
     def peek(
         self, only: Collection[P], max_bytes: int, now_ms: int, everything: bool = False
     ) -> list[ProducerBatch[P, R, V]]:
-        """The batches that `drain` would take first, and those behind them that fit into ``max_bytes`` and are full.
+        """Return the batches that `drain` would take, and full ones after them that fit into ``max_bytes``.
 
-        With ``everything`` they need not be full. Nothing changes. Kafka sends one batch a partition in a request. In
-        a transaction more of them cost nothing.
+        With ``everything`` they need not be full. Nothing changes. Kafka sends one batch per partition in a request; a
+        transaction takes more of them at no cost.
         """
         chosen, _ = self._chosen(only, max_bytes, now_ms)
         left_bytes = max_bytes - sum(batch.bytes for batch in chosen)
@@ -211,7 +200,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
         return self._round(list(self.queues), self._position, max_bytes, now_ms, lambda queue: queue.partition in only)
 
     def _taken(self, batches: list[ProducerBatch[P, R, V]]) -> list[ProducerBatch[P, R, V]]:
-        """The first batches of some queues, out of these and in flight."""
+        """Take the first batches of some queues, and put them in flight."""
         for batch in batches:
             self.queues.of(batch.partition).batches.popleft()
             batch.apply(BatchEvent.DRAIN)
@@ -222,10 +211,10 @@ class AccumulatorPolicy(Generic[P, R, V]):
         self, queues: Sequence[PartitionQueue[P, R, V]], start: int, max_bytes: int, now_ms: int,
         may_go: Callable[[PartitionQueue[P, R, V]], bool],
     ) -> tuple[list[ProducerBatch[P, R, V]], int]:  # fmt: skip
-        """One round robin over queues (A17 to A21; Kafka: ``drainBatchesForOneNode``), and the position looked at last.
+        """Do one round robin over queues (A17 to A21; Kafka: ``drainBatchesForOneNode``).
 
-        Readiness is not checked; queues that may not go and batches backing off are passed over. The next round begins
-        at that position, which is one that gave nothing if the round stopped for size.
+        Readiness is not checked; queues that may not go and batches that back off are skipped. It also returns the last
+        position, where the next round begins; that queue gave nothing if the round stopped for size.
         """
         taken: list[ProducerBatch[P, R, V]] = []
         position = start
@@ -243,18 +232,18 @@ class AccumulatorPolicy(Generic[P, R, V]):
     # --- results -------------------------------------------------------------------------------------------------
 
     def complete(self, batch: ProducerBatch[P, R, V], value: V) -> bool:
-        """The batch has arrived; its futures get ``value`` (Kafka: ``ProducerBatch.complete``).
+        """Complete a batch and its futures with ``value`` (Kafka: ``ProducerBatch.complete``).
 
-        Returns whether this ended the batch. BatchStateError for a batch that is not in flight; nothing changes then.
+        Returns True if this ended the batch. Raises BatchStateError, with nothing changed, if it is not in flight.
         """
         return self._end(batch, BatchEvent.COMPLETE, value, None)
 
     def retry(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
         """Try the batch again later, unless it is out of time (A23, A24; Kafka: ``Sender.canRetry``).
 
-        Returns whether it is queued again, at the front of its partition, and backs off; False: it has failed with
+        Returns True if it is queued again, at the front of its partition, and backs off. False: it has failed with
         DeliveryTimeoutError, whose cause is ``error``. Two batches of a partition that fail in order come back in
-        reverse. BatchStateError as in `complete`.
+        reverse. Raises BatchStateError like `complete`.
         """
         if batch.has_reached(self.settings.delivery_timeout_ms, now_ms):
             self._end(batch, BatchEvent.FAIL, None, self._out_of_time(batch, now_ms, error))

@@ -1,25 +1,20 @@
-"""Sizes in bytes: of records, as the policy needs them, and of staged rows in a committed file, as an estimate.
+"""Sizes in bytes: of records for the policy, and an estimate of the size of staged rows in a committed file.
 
-**For the policy** a record is whatever its `Sizing` can measure. Kafka's own sizes depend on the records before it
-(varints of offsets and times); a staged piece weighs what is estimated below.
-
-**For the files.** A row is staged in a small Parquet file, and committed later in a large one, with other rows, perhaps
-another codec, and fewer footers and dictionaries. What it will weigh there is estimated::
+A row is staged in a small Parquet file and committed later in a large one, with other rows, perhaps another codec, and
+fewer footers and dictionaries. Its size there is estimated::
 
     file bytes = staged bytes * ratio              ratio = committed bytes / staged bytes, as seen so far
-    row bytes  = ratio * staged bytes a row        what one row adds to the file
+    row bytes  = ratio * staged bytes a row        the bytes that one row adds to the file
     rows       = file size wanted / row bytes
 
-Both quotients are kept as decayed sums, so that a large file says more than a small one::
+Both quotients are kept as decayed sums, so that a large file counts more than a small one::
 
     top    <- keep * top    + observed top
     bottom <- keep * bottom + observed bottom      quotient = top / bottom
 
-With ``keep`` = 0.5 an observation weighs half of what one of the same size does that came after it. The sums start at a
-*prior*: ``PRIOR_STAGED_BYTES`` staged that were committed at ``PRIOR_RATIO``. A partition met for the first time starts
-at what its table has shown so far, with the prior's weight. Each observed ratio is taken as ``MIN_RATIO`` or
-``MAX_RATIO`` where it is beyond, and a mean of numbers within bounds is within them, so no file, however odd, moves an
-estimate out of bounds.
+With ``keep`` = 0.5 an observation counts half as much as the next one of the same size. The sums start at a *prior*:
+``PRIOR_STAGED_BYTES`` that were committed at ``PRIOR_RATIO``. A new partition starts at the ratio of its table, with
+the prior's weight. Observed ratios are cut at ``MIN_RATIO`` and ``MAX_RATIO``, so their mean stays within bounds.
 
 Worked example, keep 0.5, prior 1 MiB at 1.0 (a test asserts it)::
 
@@ -40,49 +35,44 @@ from typing import Generic, Protocol, TypeVar
 R_contra = TypeVar("R_contra", contravariant=True)
 P = TypeVar("P", bound=Hashable)
 
-PRIOR_RATIO = 1.0
-"""Staged and committed files are Parquet of the same codec: before anything is known, a byte is a byte."""
-PRIOR_STAGED_BYTES = 1 << 20
-"""How much the prior weighs: one commit of 16 MiB leaves it 3 % of the say."""
-KEEP = 0.5
-"""After 4 commits of one size the first has 7 % of the say, so a change of the data is followed within a few files."""
+PRIOR_RATIO = 1.0  # staged and committed files are Parquet of the same codec
+PRIOR_STAGED_BYTES = 1 << 20  # the prior's weight: one commit of 16 MiB leaves it 3 %
+KEEP = 0.5  # after 4 commits of one size the first has 7 % of the weight: a change of the data shows in a few files
 MIN_RATIO = 1 / 64
-MAX_RATIO = 64.0
-"""Dictionary and codec together seldom do more than 20 in either direction; beyond 64 it is a piece without rows."""
-PRIOR_ROW_BYTES = 100.0
-"""Staged bytes a row before any was staged; the weight of one row, so the first rows staged replace it."""
-MIN_ROW_BYTES = 1 / 64
-"""Rows without bytes would make a file of endlessly many."""
-MAX_PARTITIONS = 10_000
-"""Partitions remembered, the last used: 10,000 of about 500 bytes are 5 MB. The others start again at the table's."""
+MAX_RATIO = 64.0  # dictionary and codec seldom change a size by more than 20 times; beyond 64 a piece has no rows
+PRIOR_ROW_BYTES = 100.0  # staged bytes per row before any was staged, with the weight of one row
+MIN_ROW_BYTES = 1 / 64  # without a minimum, a file of rows without bytes would have no end
+MAX_PARTITIONS = 10_000  # the last used: at about 500 bytes, 5 MB. Others start again at the table's ratio
 
 
 class Sizing(Protocol[R_contra]):
-    """Sizes of a record that the policy needs (Kafka: ``AbstractRecords``, ``DefaultRecord``)."""
+    """The sizes of a record that the policy needs (Kafka: ``AbstractRecords``, ``DefaultRecord``).
+
+    Kafka's sizes depend on the records before it (varints of offsets and times).
+    """
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a batch without records."""
+        """The bytes of a batch without records."""
 
     def record_bytes(self, record: R_contra, batch: Sequence[R_contra]) -> int:
-        """Bytes that ``record`` adds to a batch that holds the records ``batch`` (Kafka: ``sizeInBytes``)."""
+        """Return the bytes that ``record`` adds to a batch with the records ``batch`` (Kafka: ``sizeInBytes``)."""
 
     def upper_bound_bytes(self, record: R_contra) -> int:
-        """Bytes, header included, that a new batch of this record alone cannot exceed; the size of its buffer if
-        that is more than ``batch_bytes`` (Kafka: ``estimateSizeInBytesUpperBound``).
+        """Return a bound of the bytes of a new batch with this record and the header; the size of its buffer if that
+        is more than ``batch_bytes`` (Kafka: ``estimateSizeInBytesUpperBound``).
         """
 
 
 @dataclass
 class DecayedQuotient:
-    """``top / bottom`` of what was observed, newer observations and larger ones weighing more."""
+    """A quotient of sums of observations, in which newer and larger ones count more."""
 
     top: float
-    bottom: float
-    """Greater than 0."""
+    bottom: float  # greater than 0
 
     def observe(self, top: float, bottom: float, keep: float) -> None:
-        """Add an observation; what was there before counts ``keep`` times as much as it did."""
+        """Add an observation; earlier ones count ``keep`` times as much as before."""
         self.top = keep * self.top + top
         self.bottom = keep * self.bottom + bottom
 
@@ -92,20 +82,18 @@ class DecayedQuotient:
         return self.top / self.bottom
 
     def restarted(self, bottom: float) -> DecayedQuotient:
-        """The same quotient with the weight ``bottom``."""
+        """Return the same quotient with the weight ``bottom``."""
         return DecayedQuotient(self.value * bottom, bottom)
 
 
 @dataclass
 class _Seen:
-    ratio: DecayedQuotient
-    """Committed bytes over staged bytes."""
-    staged_row_bytes: DecayedQuotient
-    """Staged bytes over rows."""
+    ratio: DecayedQuotient  # committed bytes / staged bytes
+    staged_row_bytes: DecayedQuotient  # staged bytes / rows
 
 
 class SizeCalibration(Generic[P]):
-    """What staged bytes and rows of each partition will weigh in a file. See the module for the arithmetic."""
+    """Estimates of the size of each partition's staged bytes and rows in a file. The module has the arithmetic."""
 
     def __init__(self) -> None:
         self._table = _Seen(
@@ -114,32 +102,32 @@ class SizeCalibration(Generic[P]):
         self._partitions: OrderedDict[P, _Seen] = OrderedDict()
 
     def observe_staged(self, partition: P, staged_bytes: int, rows: int) -> None:
-        """Rows were staged. Without rows nothing is learned."""
+        """Take the size of staged rows; without rows it changes nothing."""
         if rows:
             for seen in (self._table, self._of(partition)):
                 seen.staged_row_bytes.observe(staged_bytes, rows, KEEP)
 
     def observe_committed(self, partition: P, staged_bytes: int, file_bytes: int) -> None:
-        """Pieces of ``staged_bytes`` became files of ``file_bytes``. Without staged bytes nothing is learned."""
+        """Take the size of files that pieces of ``staged_bytes`` became; without bytes it changes nothing."""
         if staged_bytes:
             bounded_bytes = clamp(file_bytes / staged_bytes, MIN_RATIO, MAX_RATIO) * staged_bytes
             for seen in (self._table, self._of(partition)):
                 seen.ratio.observe(bounded_bytes, staged_bytes, KEEP)
 
     def ratio(self, partition: P) -> float:
-        """Committed bytes over staged bytes, from ``MIN_RATIO`` to ``MAX_RATIO``."""
+        """Return committed bytes / staged bytes, from ``MIN_RATIO`` to ``MAX_RATIO``."""
         return clamp(self._peek(partition).ratio.value, MIN_RATIO, MAX_RATIO)
 
     def file_bytes(self, partition: P, staged_bytes: int) -> int:
-        """What ``staged_bytes`` will weigh in a file, rounded up."""
+        """Return the bytes of ``staged_bytes`` in a file, rounded up."""
         return math.ceil(self.ratio(partition) * staged_bytes)
 
     def row_bytes(self, partition: P) -> float:
-        """What a row adds to a file, in bytes."""
+        """Return the bytes that a row adds to a file."""
         return self.ratio(partition) * self._peek(partition).staged_row_bytes.value
 
     def rows_for(self, partition: P, file_bytes: int) -> int:
-        """The number of rows that fit into a file of ``file_bytes``; at least 1."""
+        """Return the number of rows that fit into a file of ``file_bytes``, at least 1."""
         return max(1, int(file_bytes / max(self.row_bytes(partition), MIN_ROW_BYTES)))
 
     def _peek(self, partition: P) -> _Seen:
@@ -157,5 +145,5 @@ class SizeCalibration(Generic[P]):
 
 
 def clamp(value: float, low: float, high: float) -> float:
-    """``value``, or the bound that it is beyond."""
+    """Return ``value``, or the bound that it exceeds."""
     return min(max(value, low), high)
