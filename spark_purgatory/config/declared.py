@@ -13,23 +13,11 @@ import functools
 import inspect
 import operator
 import textwrap
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, fields
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, Protocol, Self, TypeVar, get_args, get_origin
 
 from spark_purgatory.config.units import Duration, Size, parse_duration, parse_size
 from spark_purgatory.core.spec.codes import RULES
@@ -136,11 +124,11 @@ class Declared(NamedTuple):
 @functools.cache
 def options_of(declared: type[Any]) -> dict[str, Declared]:
     """Every option of a class by name, but for those that a file cannot give."""
-    hints, found = get_type_hints(declared), {}
+    hints, found = typing.get_type_hints(declared), {}
     for field in fields(declared):
         if field.init and field.name not in declared.python_only:
             kind = hints[field.name]
-            members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+            members = get_args(kind) if get_origin(kind) in (typing.Union, UnionType) else (kind,)
             given = functools.reduce(operator.or_, (member for member in members if member is not NoneType))
             found[field.name] = Declared(given, NoneType in members, field.default)
     return found
@@ -150,7 +138,7 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
     """The values of a type like ``Literal["early", "final"]`` or ``bool | Literal["all"]``; none of other types."""
     if get_origin(kind) is Literal:
         return get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
+    if get_origin(kind) in (typing.Union, UnionType):
         members = [(False, True) if member is bool else choices_of(member) for member in get_args(kind)]
         return sum(members, ()) if all(members) else ()
     return ()

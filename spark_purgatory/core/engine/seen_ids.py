@@ -19,19 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import (
-    EMPTY,
-    PREFIX_MASK,
-    Bools,
-    GrowableArray,
-    Int64s,
-    Rows,
-    SortedRuns,
-    hash_order,
-    is_first,
-    new_numbers,
-    ordered,
-)
+from spark_purgatory.core.arrays import sorted_runs
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, PREFIX_MASK, Bools, GrowableArray, Int64s, Rows, SortedRuns
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import ValueColumn
 
@@ -59,7 +48,7 @@ class IdRows:
             ranks = np.zeros(len(codes), np.int64)
             ranks[tied] = self.contents(tied)
             left = left[np.lexsort([column[left] for column in (ranks, *columns)])]
-        return left, is_first(codes[left])
+        return left, sorted_runs.is_first(codes[left])
 
 
 class SeenIds:
@@ -80,7 +69,7 @@ class SeenIds:
         is at or before the deadline of the accepted row, and that deadline is ahead of the watermark. ``until_us`` has
         the deadlines with extensions, if there are any.
         """
-        order = hash_order(rows.hashes)
+        order = sorted_runs.hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
         if has_repeats(rows.hashes[order]):
             codes = identity_codes(rows.identity)
@@ -92,7 +81,7 @@ class SeenIds:
                 within = ~first & (rows.created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
                 repeated[left[within]] = True
                 left = left[~first & ~within]
-                first = is_first(codes[left])
+                first = sorted_runs.is_first(codes[left])
         return repeated
 
     def duplicates_and_later(self, rows: IdRows, watermark_us: int) -> tuple[Bools, Bools]:
@@ -101,7 +90,7 @@ class SeenIds:
         If deadlines may still be extended, the first row of each id is taken, and the later ones are compared again
         once its deadline is known.
         """
-        order = hash_order(rows.hashes)
+        order = sorted_runs.hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
         later = np.zeros(len(order), bool)
         if has_repeats(rows.hashes[order]):
@@ -130,21 +119,21 @@ class SeenIds:
 
     def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
         """Flag the rows of a batch whose id is live, for any created time; (n,) bool."""
-        row, _ = self._find_live(identity, hashes, hash_order(hashes), watermark_us)
+        row, _ = self._find_live(identity, hashes, sorted_runs.hash_order(hashes), watermark_us)
         known = np.zeros(len(hashes), bool)
         known[row] = True
         return known
 
     def remove(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
         """Forget the entries of these ids and deadlines, (n,)."""
-        row, slots = self._find_live(identity, hashes, hash_order(hashes), MIN_TIME_US)
+        row, slots = self._find_live(identity, hashes, sorted_runs.hash_order(hashes), MIN_TIME_US)
         gone = self.deadline_us.values[slots] == deadline_us[row]
         self.deadline_us.writable[slots[gone]] = MIN_TIME_US
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
         """Keep ids, (n,), each until its deadline; returns their slots, (n,) int64."""
         slots = np.arange(len(self), len(self) + len(hashes))
-        self.index.add(ordered((hashes & PREFIX_MASK) | slots))
+        self.index.add(sorted_runs.ordered((hashes & PREFIX_MASK) | slots))
         for column, values in zip(self.columns, identity, strict=True):
             column.append(values)
         self.deadline_us.append(deadline_us)
@@ -163,7 +152,7 @@ class SeenIds:
         left = int(np.count_nonzero(is_live))
         if len(self) - left <= left // FORGET_SHARE + FORGET_FLOOR:
             return None
-        new_slot = new_numbers(is_live)
+        new_slot = sorted_runs.new_numbers(is_live)
         self.index.renumber(new_slot)
         for column in self.columns:
             column.keep(is_live)
@@ -195,7 +184,7 @@ def has_repeats(hashes: Int64s) -> bool:
     # Few of those that share 36 bits are equal.
     suspects = np.zeros(len(hashes), bool)
     suspects[tied] = suspects[tied + 1] = True
-    ascending = ordered(hashes[suspects])
+    ascending = sorted_runs.ordered(hashes[suspects])
     return bool((ascending[1:] == ascending[:-1]).any())
 
 

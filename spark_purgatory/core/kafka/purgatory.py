@@ -21,18 +21,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import (
-    ROW_BITS,
-    ROW_MASK,
-    Bools,
-    GrowableArray,
-    Int64s,
-    Rows,
-    each_once,
-    first_of_each,
-    new_numbers,
-    ordered,
-)
+from spark_purgatory.core.arrays import sorted_runs
+from spark_purgatory.core.arrays.sorted_runs import ROW_BITS, ROW_MASK, Bools, GrowableArray, Int64s, Rows
 from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.errors import EmptyWatchKeysError
@@ -127,7 +117,7 @@ class DelayedOperationPurgatory:
         needle, entries = self.watchers.find(keys, key_hashes)
         rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
-        candidates = each_once(rows.compress(waiting))
+        candidates = sorted_runs.each_once(rows.compress(waiting))
         completed = candidates
         if len(candidates):
             completes, moved_ms = operations.try_complete(candidates)
@@ -137,12 +127,13 @@ class DelayedOperationPurgatory:
         # The state marks the entries of completed rows, often several of a row; `_end` does the other steps.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]
-        self.watchers.drop(each_once(entries[gone]))
+        self.watchers.drop(sorted_runs.each_once(entries[gone]))
         if not len(completed):
             return np.zeros(len(keys), np.int64)
         now = gone.compress(waiting[gone])
         # Kafka walks by key and then by list, and the first entry of a row that it meets counts.
-        met = ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first_of_each(rows[now])))
+        first = sorted_runs.first_of_each(rows[now])
+        met = sorted_runs.ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first))
         self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
@@ -183,7 +174,7 @@ class DelayedOperationPurgatory:
         # Renumbering drops ended rows from all lists, so it includes a purge.
         self.estimated_total, self._ended_since_purge = self.timer.size, []
         waiting = self.state.values == WAITING
-        new_row = new_numbers(waiting)
+        new_row = sorted_runs.new_numbers(waiting)
         self.watchers.renumber(new_row)
         self.timer.renumber(new_row)
         self.state.keep(waiting)

@@ -12,18 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.arrays.sorted_runs import (
-    EMPTY,
-    ROW_BITS,
-    ROW_MASK,
-    Bools,
-    Int64s,
-    Rows,
-    SortedRuns,
-    each_once,
-    ordered,
-    trimmed,
-)
+from spark_purgatory.core.arrays import sorted_runs
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024  # outliers below which a new base does not pay
@@ -58,7 +48,7 @@ class TimerEntries:
             self.outlier_ticks = np.concatenate((self.outlier_ticks, far))
             self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
             ticks, rows = ticks[near], rows[near]
-        entries = ordered(((ticks - self.base) << ROW_BITS) | rows)
+        entries = sorted_runs.ordered(((ticks - self.base) << ROW_BITS) | rows)
         self.near.add(entries)
         ascending = (entries >> ROW_BITS) + self.base
         return np.sort(np.concatenate((ascending, far)), kind="stable") if len(far) else ascending
@@ -71,7 +61,7 @@ class TimerEntries:
         # Each run's part ascends, and a stable sort merges them.
         due.sort(kind="stable")
         if self.has_repeats:
-            due = each_once(due)
+            due = sorted_runs.each_once(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
             ticks, rows = self._pop_outliers(to, live or _all_live, ticks, rows)
@@ -118,7 +108,7 @@ class TimerEntries:
                     found.append(int(run[start] >> ROW_BITS) + self.base)
                     break
                 start, step = start + step, step * 2
-            self.near.runs[i] = trimmed(run, slice(start, None))
+            self.near.runs[i] = sorted_runs.trimmed(run, slice(start, None))
         self.near.runs = [run for run in self.near.runs if len(run)]
         far = self.outlier_ticks[live(self.outlier_ticks, self.outlier_rows)]
         return min([*found, int(far.min())] if len(far) else found)
@@ -129,7 +119,7 @@ class TimerEntries:
         if self.has_repeats and runs:
             merged = np.concatenate(runs)
             merged.sort(kind="stable")
-            runs = [each_once(merged)]
+            runs = [sorted_runs.each_once(merged)]
         self.near = SortedRuns()
         for run in runs:
             self.near.add(run)
@@ -168,5 +158,5 @@ class TimerEntries:
             return
         self.base = int(np.partition(ticks, len(ticks) // 2)[len(ticks) // 2])
         near = np.abs(ticks - self.base) < NEAR_TICKS
-        self.near = SortedRuns([ordered(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
+        self.near = SortedRuns([sorted_runs.ordered(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
         self.outlier_ticks, self.outlier_rows = ticks[~near], rows[~near]

@@ -13,21 +13,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import (
-    EMPTY,
-    MAX_ROWS,
-    PREFIX_MASK,
-    Bools,
-    GrowableArray,
-    Int64s,
-    Rows,
-    SortedRuns,
-    by_first,
-    expand,
-    hash_order,
-    new_numbers,
-    ordered,
-)
+from spark_purgatory.core.arrays import sorted_runs
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, MAX_ROWS, PREFIX_MASK, Bools, GrowableArray, Int64s, Rows
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.errors import LimitError
 
@@ -36,7 +23,7 @@ class Watchers:
     """All watch lists of one purgatory."""
 
     def __init__(self) -> None:
-        self.index = SortedRuns()
+        self.index = sorted_runs.SortedRuns()
         self.keys = ValueColumn()
         self.hashes = GrowableArray(EMPTY)  # (entries,) int64: the upper 36 bits of each entry's key hash
         # (entries,) int32, each entry's row; and `first_entry`. Both are None while every operation has one key.
@@ -91,7 +78,7 @@ class Watchers:
         if not len(rows):
             return
         entries, _ = self.entries_of(rows)
-        self.index.add(ordered(self.hashes.values[entries] | entries))
+        self.index.add(sorted_runs.ordered(self.hashes.values[entries] | entries))
         self.listed.writable[entries] = True
         self.watched += len(entries)
 
@@ -100,7 +87,7 @@ class Watchers:
         if self._first_entry is None:
             return rows, np.arange(len(rows))
         first = self._first_entry.values
-        return expand(first[rows], first[rows + 1] - first[rows])
+        return sorted_runs.expand(first[rows], first[rows + 1] - first[rows])
 
     def first_entries(self, rows: Int64s) -> Int64s:
         """Return the first entry of each row, (n,) int64, read only."""
@@ -117,10 +104,10 @@ class Watchers:
 
     def find(self, keys: pa.Array, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Find the listed entries of each key: positions of keys, and entries, both (m,), by entry and then by key."""
-        order = hash_order(hashes)
+        order = sorted_runs.hash_order(hashes)
         found, entries = self.index.find(hashes[order])
         # Columns are read from start to end, and a row's entries are adjacent.
-        entries, needle = by_first(entries, order[found])
+        entries, needle = sorted_runs.by_first(entries, order[found])
         here = (self.listed.values[entries] & self.keys.equal(entries, keys, needle)).nonzero()[0]
         return needle[here], entries[here]
 
@@ -142,7 +129,7 @@ class Watchers:
         if self._row_of is None and not dropped.any():
             self.index.renumber(new_row)
         else:
-            new_entry = new_numbers(kept)
+            new_entry = sorted_runs.new_numbers(kept)
             new_entry[dropped] = -1
             self.index.renumber(new_entry)
         self.keys.keep(kept)

@@ -22,16 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.numbers import (
-    Floats,
-    Numbers,
-    is_double,
-    is_negative,
-    no_seconds,
-    read_needs,
-    read_numbers,
-    seconds_us,
-)
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import Floats, Numbers
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
@@ -164,11 +156,11 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     arrivals.rejection[sound & (rule < 0)] = OperationRejection.UNKNOWN_RULE
     if doubles:
         return replace(arrivals, rule=rule, need=need, level_need=level_need)
-    units = read_needs(whole(table, "need_up"), need)
+    units = numbers.read_needs(whole(table, "need_up"), need)
     levels_up = _flat(whole(table, "levels_up"))
     if not isinstance(kept, slice):
         levels_up = levels_up.take(pa.array(kept))
-    level_units = read_needs(levels_up, level_need)
+    level_units = numbers.read_needs(levels_up, level_need)
     return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
 
 
@@ -220,8 +212,8 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         seconds = whole(table, "value").take(pa.array(extensions)) if "value" in table.column_names else None
         if seconds is not None:
             granted_us = np.zeros(len(table), np.int64)
-            granted_us[extensions] = seconds_us(seconds)
-        bad_seconds = slice(None) if seconds is None else no_seconds(seconds)
+            granted_us[extensions] = numbers.seconds_us(seconds)
+        bad_seconds = slice(None) if seconds is None else numbers.no_seconds(seconds)
         rejection[extensions[bad_seconds]] = EventRejection.BAD_EXTENSION
     if "value" in table.column_names:
         column = whole(table, "value")
@@ -230,7 +222,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
             bad &= True if kind is None else kind == EventKind.COMPLETE
             if isinstance(criterion, ByRow):
                 no_addend = bad
-                value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
+                value = np.where(bad & np.isnan(value), -np.inf, value) if numbers.is_double(value) else value
             elif criterion.code in ADDING:
                 rejection[bad] = EventRejection.BAD_VALUE
     elif isinstance(criterion, ByRow):
@@ -266,8 +258,8 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
 
 def _values(column: pa.Array) -> tuple[Numbers, Bools]:
     """Return values, and flag those that no sum takes. A null adds nothing and stays in the log."""
-    value = read_numbers(column)
-    return value, ~(value >= 0) & ~_nulls(column) if is_double(value) else is_negative(value)
+    value = numbers.read_numbers(column)
+    return value, ~(value >= 0) & ~_nulls(column) if numbers.is_double(value) else numbers.is_negative(value)
 
 
 def whole(table: pa.Table, name: str) -> pa.Array:

@@ -22,18 +22,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.state.payload_schema import (
-    batch_of,
-    conform,
-    is_list,
-    is_record,
-    matched,
-    plain,
-    says_the_same,
-    sent,
-    type_text,
-    widens,
-)
+from spark_purgatory.core.state import payload_schema
+from spark_purgatory.core.state.payload_schema import conform, is_list, is_record, matched, plain, type_text, widens
 from spark_purgatory.errors import StateMismatchError
 
 LAST_DAY = 106_751_990
@@ -79,7 +69,7 @@ class Comparison:
             yield from self.of_column(then.item_field, now.item_field, f"{path}.value", in_key)
         elif is_list(then) and is_list(now):
             yield from self.of_column(then.value_field, now.value_field, f"{path}.element", in_key)
-        elif plain(then) == plain(now) and says_the_same(held, wanted):
+        elif plain(then) == plain(now) and payload_schema.says_the_same(held, wanted):
             return
         elif not pa.types.is_null(then) and not widens(then, now):
             yield (
@@ -146,7 +136,7 @@ class StoredPayload:
     @property
     def is_same(self) -> bool:
         """True if the columns are those of the query in its order, as in all micro-batches but the first."""
-        same_types = self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
+        same_types = self.batches[0].schema.equals(pa.schema(payload_schema.sent(self.columns)), check_metadata=True)
         return same_types and list(self.names) == self.columns.names
 
     def differences(self) -> list[str]:
@@ -160,12 +150,12 @@ class StoredPayload:
         """Return the chunks with the query's columns."""
         if self.is_same:
             return self.batches
-        schema, any_case = pa.schema(sent(self.columns)), self.comparison.case_sensitive
+        schema, any_case = pa.schema(payload_schema.sent(self.columns)), self.comparison.case_sensitive
         places, evolved = list(zip(self.order, schema.types, strict=True)), []
         for batch in self.batches:
             nothing = pa.nulls(len(batch))
             columns = [conform(batch.column(at) if at >= 0 else nothing, kind, any_case) for at, kind in places]
-            evolved.append(batch_of(columns, schema, len(batch)))
+            evolved.append(payload_schema.batch_of(columns, schema, len(batch)))
         return evolved
 
     def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
