@@ -1,4 +1,4 @@
-"""What users write, validated when it is given: frozen, with errors that name field, value and remedy."""
+"""The options that users give: frozen, checked when they are made, with errors that name field, value and remedy."""
 
 from spark_purgatory.config.options import Completions, Operations, SinkOptions
 from spark_purgatory.config.purgatory_options import PurgatoryOptions

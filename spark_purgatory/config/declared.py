@@ -1,9 +1,8 @@
-"""How options are declared: frozen dataclasses whose annotations say what each option is.
+"""Declarations of options: frozen dataclasses with annotations.
 
-The type of an option decides how a value is checked, what the job's YAML file takes, and what docs/configuration.md
-calls it. What it means is in the docstring of the class that users call. Values stay as they were given; what is
-computed from them has a method (`Options.us_of`, `bytes_of`, `names_of`). So ``dataclasses.replace`` changes an
-option as expected.
+The type of an option decides how its value is checked, what the job's YAML file takes, and how docs/configuration.md
+describes it. The docstring of the class that users call has its meaning. Values stay as they were given, and methods
+compute from them (`Options.us_of`, `bytes_of`, `names_of`), so ``dataclasses.replace`` works as expected.
 """
 
 from __future__ import annotations
@@ -28,33 +27,27 @@ R = TypeVar("R")
 
 
 class ColumnExpression(Protocol):
-    """A ``pyspark.sql.Column``, of classic Spark or Spark Connect; pyspark is not imported here."""
+    """A ``pyspark.sql.Column`` of classic Spark or Spark Connect; pyspark is not imported here."""
 
     def alias(self, *alias: str, **kwargs: Any) -> Any:
-        """The column under another name."""
+        """Return the column under another name."""
 
     def cast(self, dataType: Any) -> Any:
-        """The column as another type."""
+        """Return the column as another type."""
 
 
-ColumnLike = str | ColumnExpression
-"""A column's name, or a ``pyspark.sql.Column``."""
+ColumnLike = str | ColumnExpression  # a column's name, or a ``pyspark.sql.Column``
 Columns = ColumnLike | Sequence[ColumnLike]
-"""One column or several."""
 Names = str | Sequence[str]
-"""Names of columns: one or several."""
-TimeOut = ColumnLike | Duration
-"""A duration for all rows, or a column that holds each row's."""
+TimeOut = ColumnLike | Duration  # a duration for all rows, or a column with each row's
 
-
-ONE_LINE = 70
-"""Characters of an object that is shown on one line."""
+ONE_LINE = 70  # characters of an object that is shown on one line
+MOST_COUNT = (1 << 31) - 1  # the largest whole number of an option: Arrow and the JVM count elements with 32 bits
 JOIN_THEM = "where it takes several columns, make one of them in both inputs, such as concat(shop, '/', number)"
-"""What to do where a list was given for one column."""
 
 
 def is_column(value: object) -> bool:
-    """Whether a value can name a column: a non-empty string, or a Column."""
+    """Return True if a value can name a column: a non-empty string, or a Column."""
     return (isinstance(value, str) and bool(value)) or (hasattr(value, "alias") and hasattr(value, "cast"))
 
 
@@ -66,7 +59,7 @@ def require_column(value: object, field: str) -> None:
 
 
 def checked_names(given: object, field: str) -> tuple[str, ...]:
-    """Names of columns as a tuple. Raises ConfigError unless each is a text that is given once."""
+    """Return names of columns as a tuple. Raises ConfigError unless each is a text that is given once."""
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{field}={given!r} must be names of columns, each once")
@@ -83,10 +76,6 @@ def _require_columns(value: object, field: str) -> None:
         require_column(column, f"{field}[{i}]")
 
 
-MOST_COUNT = (1 << 31) - 1
-"""The largest whole number of an option: Arrow and the JVM count elements with 32 bits."""
-
-
 def _require(said: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], None]:
     def check(value: Any, field: str) -> None:
         if not fits(value):
@@ -95,6 +84,7 @@ def _require(said: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], Non
     return check
 
 
+# The check of each type of option. The class that has an option checks other types.
 CHECKS: dict[Any, Callable[[Any, str], object]] = {
     ColumnLike: require_column,
     Columns: _require_columns,
@@ -107,23 +97,19 @@ CHECKS: dict[Any, Callable[[Any, str], object]] = {
     str: _require("a string", lambda value: isinstance(value, str)),
     bool: _require("True or False", lambda value: isinstance(value, bool)),
 }
-"""What checks a value of each type of option; a type that is not here is checked by the class that has the option."""
 
 
 class Declared(NamedTuple):
     """An option as its class declares it."""
 
-    kind: Any
-    """The type, without ``None``."""
-    is_optional: bool
-    """Whether it may be ``None``."""
-    default: Any
-    """``dataclasses.MISSING`` where it must be given."""
+    kind: Any  # the type without ``None``
+    is_optional: bool  # it may be ``None``
+    default: Any  # ``dataclasses.MISSING`` if it must be given
 
 
 @functools.cache
 def options_of(declared: type[Any]) -> dict[str, Declared]:
-    """Every option of a class by name, but for those that a file cannot give."""
+    """Return the options of a class by name, without those that a file cannot give."""
     hints, found = typing.get_type_hints(declared), {}
     for field in fields(declared):
         if field.init and field.name not in declared.python_only:
@@ -135,7 +121,7 @@ def options_of(declared: type[Any]) -> dict[str, Declared]:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """The values of a type like ``Literal["early", "final"]`` or ``bool | Literal["all"]``; none of other types."""
+    """Return the values of a type like ``Literal["early", "final"]`` or ``bool | Literal["all"]``; else nothing."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if get_origin(kind) in (typing.Union, UnionType):
@@ -145,13 +131,13 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """``, did you mean 'timeout'?``, or nothing where no name is near."""
+    """Return ``, did you mean 'timeout'?``, or nothing if no name is near."""
     found = difflib.get_close_matches(name, list(names), n=1)
     return f", did you mean {found[0]!r}?" if found else ""
 
 
 def not_a_column(field: str, name: str, names: Sequence[str]) -> ConfigError:
-    """The error where an option names a column that its input lacks."""
+    """Return the error of an option that names a column which its input lacks."""
     meant = near(name, names)
     there = f"{meant} There are" if meant else ": there are"
     is_rule = field == "criterion.rule" and name in RULES
@@ -166,7 +152,7 @@ def _refuse_unknown(owner: str, given: Iterable[str], names: Sequence[str]) -> N
 
 
 def refuses_wrong_calls(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that answers a misspelt argument, or one given by position, with the right call."""
+    """Return a function whose error for a misspelt or positional argument shows the right call."""
     parameters = {name: one for name, one in inspect.signature(function).parameters.items() if name != "self"}
     by_name = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
     by_place = [name for name in parameters if name not in by_name]
@@ -192,7 +178,7 @@ class _Bare(str):
 
 
 class _Signature:
-    """What ``help()`` and editors show of a class of options: its fields, where ``__new__`` takes anything."""
+    """The fields of a class of options, for ``help()`` and editors, because its ``__new__`` takes anything."""
 
     def __get__(self, made: object, declared: type[Any]) -> inspect.Signature:
         _, *given = inspect.signature(declared.__init__).parameters.values()
@@ -201,13 +187,11 @@ class _Signature:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Options:
-    """A class of options: checks each by its type, and computes what is derived from their values."""
+    """A class of options, each checked by its type."""
 
     __signature__ = _Signature()
-    section: ClassVar[str] = ""
-    """What errors put before the name of an option: ``operations.``."""
-    python_only: ClassVar[tuple[str, ...]] = ()
-    """Options that a job's file does not have."""
+    section: ClassVar[str] = ""  # the prefix of an option's name in errors: ``operations.``
+    python_only: ClassVar[tuple[str, ...]] = ()  # options that a job's file does not have
 
     def __new__(cls, *given: object, **named: object) -> Self:
         """Refuse names that the class does not have."""
@@ -230,7 +214,7 @@ class Options:
                 CHECKS[option.kind](value, field)
 
     def unset(self) -> dict[str, Any]:
-        """The options that have their defaults."""
+        """Return the options that have their defaults."""
         return {each.name: each.default for each in fields(self) if each.init and self._is_default(each)}
 
     def _is_default(self, option: Field[Any]) -> bool:
@@ -238,11 +222,8 @@ class Options:
         return value is default or (type(value) is type(default) and value == default)
 
     def __repr__(self) -> str:
-        parts = [
-            f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(self)
-            if each.init and not self._is_default(each)
-        ]
+        given = [each.name for each in fields(self) if each.init and not self._is_default(each)]
+        parts = [f"{name}={getattr(self, name)!r}" for name in given]
         name, line = type(self).__name__, ", ".join(parts)
         if len(line) < ONE_LINE and "\n" not in line:
             return f"{name}({line})"
@@ -250,24 +231,24 @@ class Options:
         return f"{name}(\n{lines})"
 
     def us_of(self, name: str) -> int:
-        """A duration in microseconds."""
+        """Return a duration in microseconds."""
         return parse_duration(getattr(self, name), self.section + name)
 
     def ms_of(self, name: str) -> int:
-        """A duration in milliseconds, rounded down."""
+        """Return a duration in milliseconds, rounded down."""
         return self.us_of(name) // 1000
 
     def bytes_of(self, name: str) -> int:
-        """A size in bytes."""
+        """Return a size in bytes."""
         return parse_size(getattr(self, name), self.section + name)
 
     def in_numbers(self) -> str:
-        """Sizes in bytes and durations in milliseconds, for a log line."""
+        """Return sizes in bytes and durations in milliseconds, for a log line."""
         declared: type = type(self)
         texts = {Size: lambda name: f"{self.bytes_of(name):,} bytes", Duration: lambda name: f"{self.ms_of(name):,} ms"}
         kinds = {name: option.kind for name, option in options_of(declared).items() if option.kind in texts}
         return ", ".join(f"{name} {texts[kind](name)}" for name, kind in kinds.items())
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Names of columns, however they were given."""
+        """Return names of columns as a tuple."""
         return checked_names(getattr(self, name), self.section + name)

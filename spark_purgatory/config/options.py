@@ -1,8 +1,6 @@
-"""The options of `Operations`, `Completions` and `RecordAccumulator`, declared once.
+"""The options of `Operations`, `Completions` and `RecordAccumulator`.
 
-`RecordAccumulator`, the job's YAML file and docs/configuration.md are views of these classes. Durations are text such
-as "30 minutes", or a ``timedelta``. Sizes are text such as "128 MiB", or an int of bytes. Columns are names or a
-``pyspark.sql.Column``.
+`RecordAccumulator`, the job's YAML file and docs/configuration.md take them from here.
 """
 
 from __future__ import annotations
@@ -16,46 +14,47 @@ from spark_purgatory.errors import ConfigError
 
 
 class NamedPurgatory(Protocol):
-    """A `Purgatory`, of which an input's options need no more than this."""
+    """The part of a `Purgatory` that an input's options need."""
 
     @property
     def name(self) -> str:
-        """Name of its counters in the query."""
+        """The name of its counters in the query."""
 
     @property
     def host(self) -> str:
-        """Spark's operator that holds its state."""
+        """Spark's operator with its state."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Operations(Options):
-    """The stream of operations: what waits, for what, since when and for how long.
+    """The stream of operations: their ids, the keys on which they wait, and the times from and until which they wait.
 
     Args:
         id: The column that identifies an operation.
         keys: The keys that it waits for: one column, a list of columns, or an array column.
         created: The timestamp column from which it waits.
-        timeout: How long it waits: a duration for all, or a column of day-time intervals (a day is 24 hours) or of
-            whole numbers of ``timeout_unit``. Give this or ``deadline``.
+        timeout: The time that it waits: a duration for all, or a column of day-time intervals (a day is 24 hours) or
+            of whole numbers of ``timeout_unit``. Give this or ``deadline``.
         timeout_unit: The unit of a ``timeout`` column of whole numbers: "milliseconds", "seconds", "minutes", "hours"
             or "days".
         deadline: The timestamp column until which it waits.
-        watermark: How far operations may arrive out of order. A stream must have one; a batch DataFrame needs none.
+        watermark: The delay with which operations may arrive out of order. A stream must have one; a batch DataFrame
+            needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
-            ``watermark`` is then how far its outcomes may come behind the query's watermark.
+            ``watermark`` is then the delay of its outcomes behind the query's watermark.
         removed_columns: Columns of the checkpoint that you give up although the query has a new column of the same
-            type. Without this the query is refused: it looks as if a column was renamed, and its values would be lost.
-            Fields of structs are named by their path ("address.city", "lines.element.city").
-        exclude: Columns that the outcome leaves out, and so the table does: a ``timeout`` of intervals, which Delta
-            cannot store, or what a ``criterion`` reads. `pending` shows them.
+            type. Without this the query is refused: the column looks renamed, and its values would be lost. Fields of
+            structs are named by their path ("address.city", "lines.element.city").
+        exclude: Columns that outcomes and their table leave out: a ``timeout`` of intervals, which Delta cannot store,
+            or columns that only a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
-    binary. What is compared with them has the same type. A timestamp is compared by its instant and shown in UTC:
-    "2026-10-25 00:30:00.5Z".
+    binary. Columns that are compared with them must have the same type. A timestamp is compared by its instant and
+    shown in UTC: "2026-10-25 00:30:00.5Z".
 
     Raises:
-        ConfigError: A field has a wrong value, or not exactly one of ``timeout`` and ``deadline`` is given.
+        ConfigError: A field has a wrong value, or ``timeout`` and ``deadline`` are both given, or neither.
 
     Example:
         >>> orders = Operations(id="order", keys="order", created="at", timeout="30 minutes")
@@ -105,33 +104,34 @@ class Operations(Options):
 
     @property
     def timeout_column(self) -> ColumnLike | None:
-        """The column that holds each row's time-out; None where all have one, or a deadline."""
+        """The column with each row's time-out; None if all rows have the same, or a deadline."""
         return None if self.timeout is None or is_duration(self.timeout) else cast("ColumnLike", self.timeout)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Completions(Options):
-    """The stream of completion events: on which key, when, and with what value.
+    """The stream of completion events: their keys, times and values.
 
     Args:
-        key: The column of the key on which the event completes operations; null only beside an ``operation_id``.
+        key: The column of the key on which the event completes operations. It may be null if ``operation_id`` is not.
         time: The timestamp column of the event's time.
         value: The column of the number that sums and levels read, exact in its own type: double, whole number or
-            decimal. Of an ``extend`` event it is seconds.
+            decimal. For an ``extend`` event it is seconds.
         kind: A column of ``complete`` (null means the same), ``fail`` (the key has failed), ``cancel``, ``force``
             (completes) and ``extend`` (moves the deadline to the event's time + value). Without it all are
             ``complete``.
-        operation_id: Where not null, the event applies to that operation alone, on the key that it has. A control event
-            whose key is null applies to the operation with all its keys, where operations have several keys or with
-            ``scope``; elsewhere it is rejected.
-        event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
-            keys. A key is satisfied by any delivery on it.
+        operation_id: If it is not null, the event applies to that operation alone, on the event's key. A control event
+            whose key is null applies to the operation with all its keys, if operations have several keys or with
+            ``scope``; else it is rejected.
+        event_id: An event id counts once for an operation, however often it is delivered and on any of its keys. A key
+            is satisfied by any delivery on it.
         columns: Columns of the events that outcomes carry. The outcome then has a struct ``event``: the key, the time,
             the value and the event id of the event that decided, then these columns.
-        watermark: How far events may arrive out of order. A stream must have one; a batch DataFrame needs none.
+        watermark: The delay with which events may arrive out of order. A stream must have one; a batch DataFrame needs
+            none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
-            ``watermark`` is then how far its outcomes may come behind the query's watermark.
+            ``watermark`` is then the delay of its outcomes behind the query's watermark.
 
     Raises:
         ConfigError: A field has a wrong value; the message names it and the remedy.
@@ -156,26 +156,23 @@ class Completions(Options):
     python_only: ClassVar[tuple[str, ...]] = ("outcomes_of",)
 
 
-MAX_NAME_BYTES = 1024
-"""The longest path or table name: what object stores take as a key, with room for files below it."""
+MAX_NAME_BYTES = 1024  # of a path or table name: the longest key of object stores, with room for files below it
 
 
 def watermark_ms(side: Operations | Completions) -> int:
-    """The side's ``watermark`` in milliseconds. Raises ConfigError where it is not set: a stream must have one."""
+    """Return the side's ``watermark`` in milliseconds. Raises ConfigError if it is not set: a stream must have one."""
     if side.watermark is None:
         raise ConfigError(
-            f"{side.section}watermark is not set: say how far its rows arrive out of order, for example "
-            '"10 minutes". Rows that come later may be decided wrongly, and outcomes wait as long as you say. '
-            'Give "0 seconds" where rows arrive in the order of their times'
+            f"{side.section}watermark is not set: give the delay with which its rows arrive out of order, for example "
+            '"10 minutes". Rows that come later may be decided wrongly, and outcomes wait as long as the delay. '
+            'Give "0 seconds" if rows arrive in the order of their times'
         )
     return side.ms_of("watermark")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SinkOptions(Options):
-    """How rows accumulate into files of a Delta table (Kafka: the producer's configuration).
-
-    `spark_purgatory.RecordAccumulator` has these options and says what each does.
+    """The options of `spark_purgatory.RecordAccumulator`, which describes them (Kafka: the producer's configuration).
 
     Raises:
         ConfigError: A field has a wrong value; the message names it and the remedy.
@@ -216,6 +213,6 @@ def require_name(value: object, field: str) -> None:
     if len(value.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"{field} has {len(value.encode()):,} bytes, at most {MAX_NAME_BYTES:,} are allowed")
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        raise ConfigError(f"{field}={value!r} holds a control character: name a place without")
+        raise ConfigError(f"{field}={value!r} contains a control character: remove it")
     if ".." in value.split("/"):
-        raise ConfigError(f"{field}={value!r} goes up by '..': write the place itself")
+        raise ConfigError(f"{field}={value!r} contains '..': write the full path")

@@ -1,4 +1,4 @@
-"""Places of storage by their paths, however these are written."""
+"""Places of storage, equal for all spellings of a path."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ import posixpath
 import re
 from dataclasses import dataclass
 
-ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
-"""Schemes under which one storage has several names."""
+ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}  # other schemes of one storage
+# Scheme, authority and path. Escapes stay as they are, because Hadoop takes a path as it is written.
 _URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
-"""Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A path as storage takes it, however it is written: ``file:/a/b``, ``file:///a//b/`` and ``/a/./b`` are alike.
+    """A path as storage takes it: ``file:/a/b``, ``file:///a//b/`` and ``/a/./b`` are equal.
 
-    A path without a scheme is one of the session's default storage, which is not known here: it is taken to be that of
-    the path that it is compared with.
+    A path without a scheme is in the session's default storage, which is unknown here. It is taken to be in the storage
+    of the path that it is compared with.
     """
 
     scheme: str | None
     authority: str
-    path: str
-    """The path; a local folder's without symbolic links, as far as this machine has it."""
+    path: str  # without a local folder's symbolic links, as far as this machine has it
 
     @classmethod
     def of(cls, uri: str) -> Place:
-        """The place of a path."""
+        """Return the place of a path."""
         scheme, authority, path = split_uri(uri)
         path = posixpath.normpath(re.sub("/+", "/", path)) if path else "/"
         scheme = scheme and ALIASES.get(scheme.lower(), scheme.lower())
@@ -36,15 +34,15 @@ class Place:
 
     @classmethod
     def local(cls, path: str) -> Place:
-        """The place of a path, which is a local one if it says no other."""
+        """Return the place of a path, which is local unless it has a scheme."""
         return cls.of(path if split_uri(path)[0] else os.path.abspath(path))
 
     def same_as(self, other: Place) -> bool:
-        """Return True if both are one place."""
+        """Return True if both are the same place."""
         return self._is_beside(other) and self.path == other.path
 
     def below(self, folder: Place) -> str | None:
-        """The path below a folder, "" for the folder itself; None if it is elsewhere."""
+        """Return the path below a folder, "" for the folder itself; None if it is elsewhere."""
         if not self._is_beside(folder):
             return None
         if self.path == folder.path:
@@ -59,7 +57,7 @@ class Place:
 
 
 def split_uri(uri: str) -> tuple[str | None, str, str]:
-    """Scheme, authority and path."""
+    """Return scheme, authority and path."""
     match = _URI.match(uri)
     assert match is not None
     return match[1], match[2] or "", match[3]

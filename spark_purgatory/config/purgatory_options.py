@@ -1,4 +1,4 @@
-"""The options of `Purgatory`: declared here, checked here; `spark_purgatory.spark.operator.purgatory` runs them."""
+"""The options of `Purgatory` and their checks; `spark_purgatory.spark.operator.purgatory` runs them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
 
 LOG_HOST = "transformWithState"
-MAX_SHARDS = 1 << 15
-"""Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
+MAX_SHARDS = 1 << 15  # each micro-batch scans shards for due time-outs, and 16 bits name one in the exchange
 TWICE = "An event that is delivered twice counts twice: there is no event_id."
 COMPLETES = {
     "any_key": "at the first event on any of its keys",
@@ -31,7 +30,7 @@ COMPLETES = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PurgatoryOptions(Options):
-    """What `Purgatory` takes; its docstring says what each option does."""
+    """The options of `Purgatory`, which describes them."""
 
     operations: Operations
     completions: Completions
@@ -56,24 +55,24 @@ class PurgatoryOptions(Options):
 
     @property
     def evidence_columns(self) -> tuple[str, ...]:
-        """Names of the outcome's columns that carry events, before ``prefix``."""
+        """The names of the outcome's columns that carry events, without ``prefix``."""
         if self.evidence == "all":
             return "event", "events"
         return ("event",) if self.completions.names_of("columns") or self.evidence_order == "value" else ()
 
     @property
     def may_count_twice(self) -> bool:
-        """Whether a redelivered event changes what is counted or added up."""
+        """True if a redelivered event changes a count or a sum."""
         adds_up = isinstance(self.criterion, ByRow) or self.criterion.rule in ("count", "sum_at_least")
         return adds_up and self.completions.event_id is None
 
     def explain(self) -> str:
-        """The rules in words: what waits, what completes it, which events count, when it expires; with an example."""
+        """Return the rules in words: what waits, what completes it, which events count, when it expires; an example."""
         texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
         return "\n".join(textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
 
     def _repr_html_(self) -> str:
-        """The rules as a table, what was set as it is written, and the names of what was not."""
+        """Return the rules as a table, the options that were set, and the defaults of the others."""
         rows = "".join(
             f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
             f"<td style='text-align:left'>{escape(text)}</td></tr>"
@@ -109,7 +108,7 @@ class PurgatoryOptions(Options):
             )
         if self.evidence_order == "value" and self.completions.value is None:
             raise ConfigError(
-                "evidence_order='value' compares event values, and Completions(value=...) is not set: set it, or "
+                "evidence_order='value' compares event values, but Completions(value=...) is not set: set it, or "
                 "remove evidence_order"
             )
         if not self.name:
@@ -117,7 +116,7 @@ class PurgatoryOptions(Options):
 
 
 def _rules(options: PurgatoryOptions) -> dict[str, str]:
-    """What waits, what completes it, when it expires, which events count, when an outcome leaves; an example."""
+    """Describe what waits, what completes it, when it expires, which events count, and when an outcome leaves."""
     operations, completions, criterion = options.operations, options.completions, options.criterion
     keys = operations.keys if isinstance(operations.keys, (list, tuple)) else [operations.keys]
     until = f"until `{operations.deadline}`" if operations.timeout is None else f"`{operations.timeout}`"

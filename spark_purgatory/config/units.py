@@ -22,11 +22,8 @@ BYTES_OF_UNIT = {
     **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
 }
-MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
-"""A thousand years: past any wait, and far from where int64 microseconds end."""
-
-MOST_BYTES = 1 << 60
-"""1 EiB: past any memory or table, and sums of several such sizes fit into int64."""
+MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]  # a thousand years, far from the end of int64 microseconds
+MOST_BYTES = 1 << 60  # 1 EiB: sums of several such sizes fit into int64
 
 WITHOUT_LENGTH = ("month", "quarter", "year")
 DURATIONS = (
@@ -38,14 +35,12 @@ NEGATIVE = "it is negative; a duration is 0 or longer"
 
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
-Duration = str | timedelta
-"""Text such as "30 minutes", or a ``timedelta``."""
-Size = str | int
-"""Text such as "128 MiB", or an int of bytes."""
+Duration = str | timedelta  # text such as "30 minutes", or a ``timedelta``
+Size = str | int  # text such as "128 MiB", or an int of bytes
 
 
 def parse_duration(value: object, field: str) -> int:
-    """A duration in microseconds. Raises ConfigError naming ``field``."""
+    """Return a duration in microseconds. Raises ConfigError that names ``field``."""
     wrong = not_a_duration(value)
     if wrong is not None:
         raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
@@ -59,17 +54,17 @@ def parse_duration(value: object, field: str) -> int:
 
 
 def us_per(unit: str) -> int:
-    """Microseconds of a unit of time: "minutes", "s"."""
+    """Return the microseconds of a unit of time, such as "minutes" or "s"."""
     return US_OF_UNIT[_unit(unit)]
 
 
 def is_duration(value: object) -> bool:
-    """Whether ``value`` is a duration, such as "1 hour 30 minutes"."""
+    """Return True if ``value`` is a duration, such as "1 hour 30 minutes"."""
     return not_a_duration(value) is None
 
 
 def not_a_duration(value: object) -> str | None:
-    """Why ``value`` is no duration, and what is one; None if it is one."""
+    """Return why ``value`` is not a duration, and what is one; None if it is one."""
     if isinstance(value, timedelta):
         return NEGATIVE if value < timedelta(0) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -95,7 +90,7 @@ def not_a_duration(value: object) -> str | None:
 
 
 def reads_like_a_duration(text: str) -> bool:
-    """Whether whoever wrote ``text`` may have meant a duration: it begins with a number."""
+    """Return True if ``text`` may be meant as a duration, because it begins with a number."""
     return re.match(r"\s*[-+\u2212]?\s*\.?\d", text) is not None
 
 
@@ -105,7 +100,7 @@ def _unit(word: str) -> str:
 
 
 def parse_size(value: object, field: str) -> int:
-    """A size in bytes, at least 1. Raises ConfigError naming ``field``."""
+    """Return a size in bytes, at least 1. Raises ConfigError that names ``field``."""
     wrong = not_a_size(value)
     if wrong is not None:
         raise ConfigError(f"{field}={value!r} is not a size: {wrong}")
@@ -113,7 +108,7 @@ def parse_size(value: object, field: str) -> int:
 
 
 def not_a_size(value: object) -> str | None:
-    """Why ``value`` is no size, and what is one; None if it is one."""
+    """Return why ``value`` is not a size, and what is one; None if it is one."""
     match = _PART.fullmatch(value) if isinstance(value, str) else None
     is_known = match is not None and match[2].lower() in BYTES_OF_UNIT
     if not is_known and (isinstance(value, bool) or not isinstance(value, int)):

@@ -245,7 +245,7 @@ def test_the_largest_event_needs_values_and_nothing_else(spark: SparkSession) ->
     assert (rows["o1"].event.value, rows["o1"].matched, rows["o1"].wait_ms) == (7, 2, 3_600_000)
     assert (rows["o2"].status, rows["o2"].event) == ("EXPIRED", None)
     assert (rows["o3"].status, rows["o3"].event.value) == ("COMPLETED", None)
-    with pytest.raises(ConfigError, match=r"evidence_order='value' compares event values, and Completions"):
+    with pytest.raises(ConfigError, match=r"evidence_order='value' compares event values, but Completions"):
         replace(purgatory, completions=Completions(key="order_id", time="paid_at"))
 
 

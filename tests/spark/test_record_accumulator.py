@@ -204,7 +204,7 @@ def test_an_option_that_does_not_exist_is_an_error_of_the_call() -> None:
     [
         ({"path": "/t", "batch_size": "big"}, "batch_size='big' is not a size"),
         ({"path": "/t\n"}, "control character"),
-        ({"path": "/lake/../etc"}, "goes up by"),
+        ({"path": "/lake/../etc"}, "contains '..': write the full path"),
         ({"table": "t" * 5000}, "at most 1,024"),
         ({"path": "/t", "batch_size": "2 GiB", "buffer_memory": "1 GiB"}, "must hold at least one file"),
         ({"path": "/t", "linger": "1 hour"}, "delivery_timeout .* must be at least linger"),
