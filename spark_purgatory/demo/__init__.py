@@ -1,1 +1,1 @@
-"""The demo: orders and payments made up from a seed, streamed by the job, counted once more in plain SQL."""
+"""The demo: orders and payments made up from a seed, streamed by the job, and counted again in plain SQL."""

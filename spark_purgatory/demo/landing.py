@@ -1,6 +1,6 @@
-"""Landing folders of orders and payments: two hours of a shop's morning, made up from a seed.
+"""Landing folders of orders and payments: ninety minutes of a shop's morning, made up from a seed.
 
-An order has to be paid by ``pay_by``; how long that is depends on the method. What happens to it is drawn:
+An order must be paid by ``pay_by``, which depends on the method. Its fate is drawn:
 
 | outcome | share | what lands | becomes |
 | --- | --- | --- | --- |
@@ -9,14 +9,12 @@ An order has to be paid by ``pay_by``; how long that is depends on the method. W
 | payment delayed | 3 % | one made in time that lands over an hour after ``pay_by`` | EXPIRED |
 | never paid | 11 % | nothing | EXPIRED |
 
-and where ``pay_by`` lies near the end of the two hours, nothing is decided yet: the order is pending. Beside
-these, 1 % of the orders land twice (DUPLICATE), some have no id and a few come from a clock that runs decades
-ahead (both REJECTED).
+An order whose ``pay_by`` is near the end is still pending. Also, 1 % of the orders land twice (DUPLICATE), some have no
+id, and a few come from a clock that runs decades ahead (both REJECTED).
 
-Landing is what makes the files: file i of a folder holds what landed in the i-th 15 minutes, in order of
-landing, and bears the time at which it was closed. So the watermark, 10 minutes behind, never passes an
-order or a payment of the first two kinds before they land, and has passed ``pay_by`` by half an hour when a
-delayed payment lands. `spark_purgatory.demo.recount` leans on both.
+File i of a folder has the rows that landed in the i-th 15 minutes, in the order of landing, and the date of its end. So
+the watermark, 10 minutes behind, never passes an order or a payment of the first two kinds before it lands, and has
+passed ``pay_by`` by half an hour when a delayed payment lands. `spark_purgatory.demo.recount` relies on both.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ Int64s = npt.NDArray[np.int64]
 Columns = dict[str, Any]
 
 MINUTE_MS = 60_000
-START_MS = 1_709_280_000_000
-"""2024-03-01 08:00 UTC. All times are whole milliseconds, as Spark's watermark is."""
+START_MS = 1_709_280_000_000  # 2024-03-01 08:00 UTC; all times are whole milliseconds, like Spark's watermark
 FILES = 6
 FILE_MS = 15 * MINUTE_MS
 SPAN_MS = FILES * FILE_MS
@@ -57,13 +54,12 @@ TWICE_SHARE = 0.01
 NO_ID_SHARE = 0.001
 BROKEN_CLOCKS = 3
 BROKEN_CLOCK_MS = 2_300_000_000_000  # in the year 2042
-MIN_OPERATIONS = 1000
-"""With fewer, a file may be empty and the watermark stand still; the recount does not expect that."""
+MIN_OPERATIONS = 1000  # with fewer, a file may be empty and the watermark stop, which the recount does not expect
 
 
 @dataclass(frozen=True)
 class Landed:
-    """What was written."""
+    """The numbers of rows and files that were written."""
 
     orders: int
     payments: int
@@ -119,13 +115,13 @@ def _payments(rng: np.random.Generator, orders: Columns) -> Columns:
 
 
 def _lag_ms(rng: np.random.Generator, n: int, most_ms: int) -> Int64s:
-    """Milliseconds from event to landing: seconds for most, anything up to ``most_ms`` for some."""
+    """Return the milliseconds from event to landing: seconds for most, up to ``most_ms`` for some."""
     usual = np.minimum(rng.exponential(3000, n), most_ms)
     return np.where(rng.random(n) < OUT_OF_ORDER_SHARE, rng.integers(0, most_ms, n), usual).astype(np.int64)
 
 
 def _with_spoilt(rng: np.random.Generator, orders: Columns) -> Columns:
-    """Orders, some landing a second time, and rows that no purgatory can take."""
+    """Return orders, of which some land twice, and rows that a purgatory rejects."""
     n = len(orders["order_id"])
     twice = np.flatnonzero(rng.random(n) < TWICE_SHARE)
     again = {name: column[twice] for name, column in orders.items()}
@@ -141,7 +137,7 @@ def _with_spoilt(rng: np.random.Generator, orders: Columns) -> Columns:
 
 
 def _write_files(folder: Path, columns: Columns) -> int:
-    """One file for each 15 minutes of landing, dated as if written then; later rows have not landed. Rows written."""
+    """Write a file for each 15 minutes of landing, with that date; rows that land later are left out."""
     folder.mkdir(parents=True)
     landed_ms = columns["landed_ms"]
     order = np.argsort(landed_ms, kind="stable")
@@ -156,7 +152,7 @@ def _write_files(folder: Path, columns: Columns) -> int:
 
 
 def _table(columns: Columns) -> pa.Table:
-    """``*_ms`` become timestamps, ``cents`` a decimal amount."""
+    """Convert ``*_ms`` to timestamps and ``cents`` to a decimal amount."""
     arrays = {}
     for name, column in columns.items():
         if name.endswith("_ms"):

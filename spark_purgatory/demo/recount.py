@@ -1,4 +1,4 @@
-"""The demo's own check: the landing folders counted again, in plain SQL that shares no code with the package."""
+"""The demo's check: the landing folders are counted again, in plain SQL that shares no code with the package."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FROM orders GROUP BY status
 
 @dataclass(frozen=True)
 class Recount:
-    """One status: rows that the folders say there should be, rows of the table, and how many have no partner."""
+    """The rows of one status: expected from the folders, found in the table, and those without a partner."""
 
     expected: int
     found: int
@@ -64,7 +64,7 @@ class Recount:
 
 
 def recount(spark: SparkSession, landing: Path, outcomes: Path) -> dict[str, Recount]:
-    """Count the folders and compare, order by order, with the Delta table; pending orders have no row in it."""
+    """Count the folders and compare them with the Delta table, order by order; pending orders have no row in it."""
     for name in ("orders", "payments"):
         spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
     spark.read.format("delta").load(str(outcomes)).createOrReplaceTempView("outcomes")

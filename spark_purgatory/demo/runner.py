@@ -1,7 +1,7 @@
-"""The demo from end to end: make the folders, run conf/orders.yaml over them, sum up, count again.
+"""The demo from end to end: make the landing folders, run orders.yaml over them, sum up, count again.
 
-Everything lies in one folder. Its file demo.json is written last, so a folder that has it holds complete
-landing folders; a demo that was killed is taken up by the same command, from the job's checkpoint.
+Everything is in one folder. Its file demo.json is written last, so the landing folders are complete if it exists. The
+same command continues a demo that was killed, from the job's checkpoint.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from spark_purgatory.terminal import at_work, say
 
 CONF = Path(__file__).with_name("orders.yaml")
 MARKER = "demo.json"
+# Spark's classes as a JVM needs them in memory, from `make test`: a first query then ends after 12 s, not 17.
 CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
-"""Spark's classes as a JVM wants them in memory, if `make test` has made it: a first query's end after 12 s, not 17."""
+# A JVM that lives for minutes would spend half of them on compiling code that runs a few times. With one compiler, Java
+# reserves 48 MB for code by default, and a stream of some hundred micro-batches ends in a VirtualMachineError.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""For a JVM that lives for minutes: half of them would go into compiling well what runs a few times. With one compiler
-Java reserves 48 MB for code, not 240, and a stream of some hundred micro-batches ends in a VirtualMachineError."""
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
-    # Of another Java it is passed over; the JVM would report it on its output.
+    # Another Java ignores the archive, and would report that on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
 QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
-OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)
-"""What a demo writes into its folder, and all that it ever removes from one."""
+OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
 
 
 def run_demo(folder: Path | None, console: Console, *, operations: int, seed: int, keep: bool) -> int:
-    """Run the demo, in a temporary folder if none is given; its exit code."""
+    """Run the demo, in a temporary folder if none is given, and return its exit code."""
     folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
     code = guarded(console, False, lambda: _run(folder, {"operations": operations, "seed": seed}, console))
     if code == 0 and not keep:
@@ -87,27 +86,24 @@ def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
         found = json.loads(marker.read_text(encoding="utf-8"))
         if {name: found.get(name) for name in wanted} != wanted:
             raise ConfigError(
-                f"{folder} holds a demo of {found['operations']:,} operations with seed {found['seed']}: "
-                "name another --dir, or remove it"
+                f"{folder} has a demo of {found['operations']:,} operations with seed {found['seed']}: name another "
+                "--dir, or remove it"
             )
-        console.print(f"Going on with the demo in {folder}", highlight=False)
+        console.print(f"Continuing the demo in {folder}", highlight=False)
         return
     strangers = [path.name for path in folder.iterdir() if path.name not in OURS] if folder.exists() else []
     if strangers:
-        raise ConfigError(f"{folder} is in use (it holds {strangers[0]}): name an empty folder with --dir")
+        raise ConfigError(f"{folder} is in use, because it contains {strangers[0]}: name an empty folder with --dir")
     _remove(folder)
     folder.mkdir(parents=True, exist_ok=True)
     landed = write_landing(folder / "landing", **wanted)
     marker.write_text(json.dumps({**wanted, **asdict(landed)}), encoding="utf-8")
-    say(
-        console,
-        f"{landed.orders:,} orders and {landed.payments:,} payments landed in {landed.files} files "
-        f"below {folder / 'landing'}",
-    )
+    counts = f"{landed.orders:,} orders and {landed.payments:,} payments landed in {landed.files} files"
+    say(console, f"{counts} below {folder / 'landing'}")
 
 
 def demo_config(folder: Path) -> JobConfig:
-    """conf/orders.yaml, with the folder in the place of its own."""
+    """Return orders.yaml with the demo's folder."""
     places = {
         "operations.source.path": "landing/orders",
         "completions.source.path": "landing/payments",
@@ -119,7 +115,7 @@ def demo_config(folder: Path) -> JobConfig:
 
 
 def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console) -> int:
-    """Print the two counts side by side; 0 if they agree and nothing was lost on the way."""
+    """Print both counts side by side, and return 0 if they agree and nothing was lost."""
     pending = summary.tally.pending if summary else 0
     waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
     wrong = abs(waiting - pending) + sum(status.different for status in counted.values())
@@ -134,16 +130,13 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
     if not wrong and summary is not None and summary.conserved:
         console.print(f"OK: every order has one outcome, and it is the right one. {seconds:.0f} s.", style="green")
         return 0
-    say(
-        console,
-        f"WRONG: {wrong:,} orders differ between the landing files and the table, or the sums above do not add up.",
-        style="red",
-    )
+    text = f"WRONG: {wrong:,} orders differ between the landing files and the table, or the sums above do not add up."
+    say(console, text, style="red")
     return EXIT_FAILED
 
 
 def _remove(folder: Path) -> None:
-    """Remove what a demo wrote, and the folder if nothing else is in it."""
+    """Remove the files of a demo, and the folder if nothing else is in it."""
     for name in OURS:
         path = folder / name
         if path.is_dir():

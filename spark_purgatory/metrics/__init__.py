@@ -1,6 +1,6 @@
-"""What is measured of a running query, and where it goes: Prometheus, OpenTelemetry, JSON lines, or a function.
+"""Metrics of a running query for Prometheus, OpenTelemetry, JSON lines or a function, without Spark.
 
-`spark_purgatory.monitor` takes the samples; this package imports no Spark.
+`spark_purgatory.monitor` takes the samples.
 """
 
 from spark_purgatory.metrics.catalog import METRICS, Metric

@@ -1,4 +1,4 @@
-"""Every metric once: its name, its unit, what it means, and Kafka's name where Kafka has one."""
+"""The metrics: their names, units, meanings, and Kafka's names if Kafka has them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from typing import Literal
 
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
 
-PREFIX = "spark_purgatory_"
-"""Before each name in Prometheus and OpenTelemetry."""
+PREFIX = "spark_purgatory_"  # before each name in Prometheus and OpenTelemetry
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; a counter only grows while its query runs, a gauge says how much there is."""
+    """One metric. A counter only grows while its query runs; a gauge is a current amount."""
 
     name: str
     unit: str
     text: str
     kafka: str = ""
-    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Labels beside ``query``, each with its values."""
-    source: Literal["batch", "state", "sink"] = "batch"
-    """Measured in each micro-batch, read from the checkpoint at intervals, or kept by the sink."""
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()  # labels besides ``query``, each with its values
+    source: Literal["batch", "state", "sink"] = "batch"  # measured in each micro-batch, read from the state at times
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
-        """What Prometheus calls it."""
+        """The kind of metric in Prometheus."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 

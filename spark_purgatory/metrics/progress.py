@@ -1,4 +1,4 @@
-"""Progress of a query as a person reads it: one line a micro-batch, and in a notebook a table that refreshes."""
+"""The progress of a query for people: a line for each micro-batch, and in a notebook a table that refreshes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from spark_purgatory.metrics.sample import Sample
 from spark_purgatory.readable import readable_ms
 
 DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")
-SHOWN_BATCHES = 8
-"""Rows of a table that refreshes: what fits a small terminal under a command line."""
+SHOWN_BATCHES = 8  # rows of a table that refreshes, which fit a small terminal under a command line
+# The table's columns and their widths, which fit millions a day: 78 characters with the spaces between.
 COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
-"""Columns of that table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
-SAID_DAY_MS = 86_400_000
-"""A watermark further behind the clock is one of old data, and says so by its date."""
-Numbers = tuple[str, int, int | str, int | str]
-"""A micro-batch's number, its rows in, decided and waiting; a text for what is not known exactly."""
+SAID_DAY_MS = 86_400_000  # a watermark further behind the clock is of old data: its date shows that
+Numbers = tuple[str, int, int | str, int | str]  # a micro-batch, rows in, decided, waiting; a text if not exact
 
 
 class BatchLine(NamedTuple):
-    """One micro-batch as it is shown: a row of the table, and a line elsewhere."""
+    """One micro-batch as a row of the table, and as a line elsewhere."""
 
     cells: tuple[str, ...]
     text: str
@@ -34,7 +31,7 @@ class BatchLine(NamedTuple):
 def batch_line(
     at: datetime, numbers: Numbers, took_ms: float, watermark_ms: float | None, by_status: Mapping[str, float]
 ) -> BatchLine:
-    """A micro-batch that ended at ``at``; ``by_status`` is the sum over all so far."""
+    """Return the line of a micro-batch that ended ``at`` a time; ``by_status`` has the sums so far."""
     seconds = took_ms / 1000
     time, lag = "none yet", ""
     if watermark_ms is not None:
@@ -54,7 +51,7 @@ def _in_all(by_status: Mapping[str, float]) -> str:
 
 
 class ProgressReporter:
-    """Prints a query's micro-batches and drains; in a notebook it is a table that refreshes. Made by `progress`."""
+    """A printer of a query's micro-batches and drains; in a notebook a table that refreshes. `progress` makes it."""
 
     def __init__(self) -> None:
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
@@ -67,7 +64,7 @@ class ProgressReporter:
         self._shown = display and display(self, display_id=True)
 
     def __call__(self, sample: Sample) -> None:
-        """Show the micro-batch, and the drains that ended and began with it."""
+        """Show the micro-batch, and the drains that have ended and begun."""
         before, self._last = self._last, sample
         line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
         if before is not None and before.batch == sample.batch and not drains:
@@ -95,7 +92,7 @@ class ProgressReporter:
 
 
 def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:
-    """The line of a sample's micro-batch; None for one that only passed the time, or that has its line."""
+    """Return the line of a sample's micro-batch; None if the micro-batch did nothing, or has a line already."""
     if before is not None and before.batch == sample.batch:
         return None
     flat, by_status = sample.flat(), _by_status(sample)
@@ -112,7 +109,7 @@ def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:
 
 
 def _drains(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """What to say of drains that ended since the last sample, and of the one that began."""
+    """Return texts about drains that have ended since the last sample, and about one that has begun."""
     drains, rows, files = (now.get(name, 0) - before.get(name, 0) for name in DRAINED)
     said, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
     if drains:

@@ -1,4 +1,4 @@
-"""Where samples go. Each function gives a `Reporter`, for `spark_purgatory.monitor`."""
+"""Reporters of samples: each function returns a `Reporter` for `spark_purgatory.monitor`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def json_lines(path: str | Path) -> Reporter:
-    """Append each sample to a file, a JSON object a line.
+    """Append each sample to a file, as a JSON object on a line.
 
     Args:
-        path: A local file; its folder must be there.
+        path: A local file in a folder that exists.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -45,9 +45,9 @@ def json_lines(path: str | Path) -> Reporter:
 
 
 def progress() -> ProgressReporter:
-    """Print a line for each micro-batch, in the words of ``spark-purgatory run``, and one when a drain begins and ends.
+    """Print a line for each micro-batch, like ``spark-purgatory run``, and one when a drain begins or ends.
 
-    In a notebook it is a table that refreshes, in the output of the cell that made it. Make one for each query.
+    In a notebook it is a table that refreshes in the output of its cell. Make one for each query.
 
     Example::
 
@@ -59,15 +59,15 @@ def progress() -> ProgressReporter:
 def prometheus(
     port: int | None = None, *, addr: str = "0.0.0.0", registry: CollectorRegistry | None = None
 ) -> PrometheusReporter:
-    """Keep the last sample of each query for Prometheus; with ``port`` also serve it, at ``/metrics``.
+    """Keep the last sample of each query for Prometheus, and serve it at ``/metrics`` if a port is given.
 
     Args:
-        port: Port to serve on; None where the process serves the registry already. 0 takes a free one.
-        addr: Address to serve on.
-        registry: Where it registers; by default prometheus-client's own registry.
+        port: The port to serve on. None: the process serves the registry already. 0 takes a free one.
+        addr: The address to serve on.
+        registry: The registry of the reporter; by default prometheus-client's own.
 
     Returns:
-        A reporter. Its attribute ``port`` is the port that is served, None if none is.
+        A reporter. Its attribute ``port`` is the port that it serves, or None.
 
     Raises:
         ConfigError: prometheus-client is not installed, or the port is taken.
@@ -99,20 +99,19 @@ class PrometheusReporter:
     """The last sample of each query, as prometheus-client collects it."""
 
     def __init__(self) -> None:
-        self.port: int | None = None
-        """The port that is served, None if none is."""
+        self.port: int | None = None  # the port that it serves
         self._last: dict[str, Sample] = {}
 
     def __call__(self, sample: Sample) -> None:
-        """Keep a query's sample until its next."""
+        """Keep a query's sample until its next one."""
         self._last[sample.query] = sample
 
     def describe(self) -> Iterable[Family]:
-        """Nothing ahead of time: what there is depends on the queries."""
+        """Return nothing in advance, because the metrics depend on the queries."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Each metric, with what every query last had."""
+        """Yield each metric with every query's last values."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         samples = list(self._last.values())
@@ -127,7 +126,7 @@ class PrometheusReporter:
 
 
 def opentelemetry(meter: Any = None) -> Reporter:
-    """Give each sample to OpenTelemetry's metrics API; the process configures where they are exported.
+    """Give each sample to OpenTelemetry's metrics API; the process configures their export.
 
     Args:
         meter: A ``Meter``; by default that of the global provider.

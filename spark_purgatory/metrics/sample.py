@@ -1,4 +1,4 @@
-"""A sample: what was measured of one query at one time."""
+"""A sample: the metrics of one query at one time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of one query.
+    """The metrics of one query at one time.
 
     Args:
-        query: The query's name, or its id where it has none.
-        time_ms: When, in milliseconds since 1970.
-        values: By metric, then by the values of its labels, ``()`` without any. What is not known is left out.
-        batch: Number of the micro-batch in its checkpoint.
+        query: The query's name, or its id if it has no name.
+        time_ms: The time in milliseconds since 1970.
+        values: Values by metric and by the values of its labels, ``()`` if it has none. Unknown ones are left out.
+        batch: The number of the micro-batch in its checkpoint.
     """
 
     query: str
@@ -32,13 +32,10 @@ class Sample:
         assert not unknown, f"bug: metrics that the catalogue lacks: {sorted(unknown)}"
 
     def flat(self) -> dict[str, float]:
-        """One number a name: ``outcomes_total.completed`` for one with labels."""
-        return {
-            ".".join((name, *labels)): value
-            for name, by_labels in self.values.items()
-            for labels, value in by_labels.items()
-        }
+        """Return one number for each name; one with labels is named like ``outcomes_total.completed``."""
+        pairs = ((name, labels, value) for name, each in self.values.items() for labels, value in each.items())
+        return {".".join((name, *labels)): value for name, labels, value in pairs}
 
 
 Reporter = Callable[[Sample], None]
-"""Takes each sample. One that raises is logged, and the query goes on."""
+"""A function that takes each sample. If it raises, the error is logged and the query continues."""

@@ -1,6 +1,6 @@
-"""What a test of the purgatory needs: a tester without a stream, assertions for streams, ways to deliver rows.
+"""Tools for tests of a purgatory: a tester without a stream, assertions for streams, and ways to deliver rows.
 
-Importing this package imports no Spark; `PurgatoryTester` and the assertions do when they are first used.
+Importing this package imports no Spark. `PurgatoryTester` and the assertions import it when they are first used.
 """
 
 from __future__ import annotations

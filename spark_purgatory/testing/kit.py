@@ -1,7 +1,7 @@
 """A test kit for your own purgatory: your two DataFrames as streams, in random micro-batches, with restarts.
 
-Under ``emit="final"`` whatever order and split your rows come in, the outcomes are those of a batch query; under
-``emit="early"`` the statuses are. This tries some of them, on your columns and your configuration::
+In every order and split of your rows, the outcomes of ``emit="final"`` are those of a batch query, and under
+``emit="early"`` the statuses are. The kit tries some orders, with your columns and your configuration::
 
     def test_our_orders_come_out_alike_however_they_arrive(spark, tmp_path):
         outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
@@ -34,8 +34,7 @@ from spark_purgatory.spark.operator.purgatory import Purgatory
 from spark_purgatory.spark.storage.spark_access import settings_at_start
 from spark_purgatory.testing.splits import splits, watermark_us_after
 
-SHOWN = 5
-"""Ids that a failing assertion names."""
+SHOWN = 5  # ids that a failing assertion names
 
 
 def assert_stream_equals_batch(
@@ -49,19 +48,20 @@ def assert_stream_equals_batch(
 ) -> DataFrame:
     """Stream both DataFrames in random micro-batches and compare the outcomes with those of a batch query.
 
-    Every row is on time. What the last watermark leaves pending is pending in both. Times must lie after 1970.
+    Every row is on time. Operations that the last watermark leaves pending are pending in both. Times must be after
+    1970.
 
-    Under ``emit="early"`` only the operations' own columns and ``status`` are compared: the others depend on the order
-    of arrival. So do the statuses where control events come, or where an id is on several rows: these are refused.
+    Under ``emit="early"`` only the operations' own columns and ``status`` are compared, because the others depend on
+    the order of arrival. With control events, or an id on several rows, the statuses do too: these are refused.
 
     Args:
         purgatory: The configuration under test.
         operations: A batch DataFrame of operations.
         completions: A batch DataFrame of events.
         folder: An empty folder for the streams' files and the checkpoint.
-        seed: Another seed is another order of arrival and another split.
-        batches: Micro-batches.
-        restarts: Restarts on the same checkpoint, at most.
+        seed: Another seed gives another order of arrival and another split.
+        batches: The number of micro-batches.
+        restarts: The largest number of restarts on the same checkpoint.
 
     Returns:
         The outcomes of the stream.
@@ -98,9 +98,9 @@ def stream_outcomes(
     batches: int = 4,
     restarts: int = 1,
 ) -> tuple[DataFrame, int]:
-    """Outcomes of both DataFrames, streamed in random micro-batches; arguments as in `assert_stream_equals_batch`.
+    """Stream both DataFrames in random micro-batches; the arguments are those of `assert_stream_equals_batch`.
 
-    Fewer restarts are made where one would be followed by no row of either input.
+    A restart is left out if no rows of both inputs would follow.
 
     Returns:
         The outcomes, and the last watermark in microseconds since 1970.
@@ -120,7 +120,7 @@ def stream_outcomes(
     )
     delays = {"operations_delay_us": delays_us["created"], "events_delay_us": delays_us["time"]}
     plan = splits(rng, created, times, batches, **delays, lookback_us=purgatory.us_of("lookback"))[:-3]
-    # After a restart Spark's watermark does not move until both inputs have rows again.
+    # After a restart, Spark's watermark does not move until both inputs have rows again.
     rests = [(number, plan[number:]) for number in range(1, len(plan))]
     heard = [n for n, rest in rests if any(batch.operations for batch in rest) and any(batch.events for batch in rest)]
     stops = {*rng.sample(heard, min(restarts, len(heard))), len(plan)}
@@ -159,7 +159,7 @@ def assert_outcomes_equal(
 
 
 def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> DataFrame:
-    """Outcomes without ``ignore`` and with sorted missing keys, for a comparison without an order of rows.
+    """Return outcomes without ``ignore`` and with sorted missing keys, to compare them in any order of rows.
 
     Args:
         outcomes: Outcomes.
@@ -183,15 +183,15 @@ def assert_exactly_once(
 ) -> None:
     """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has one.
 
-    It fits a pipeline of yours as well: any rows that go in, and the table in which each must come out once.
+    It fits any pipeline as well: rows that go in, and a table in which each must come out once.
 
     Args:
-        operations: What was given.
-        outcomes: What came out; ORPHAN rows are left out.
-        id: The column, or columns, that both have and that identify an operation.
-        may_be_pending: Whether operations may still wait.
-        status: The outcomes' column of the status, under ``prefix`` for example "outcome_status". Without such
-            a column all rows count.
+        operations: The rows that went in.
+        outcomes: The rows that came out; ORPHAN rows are left out.
+        id: The column, or columns, in both that identify an operation.
+        may_be_pending: True if operations may still wait.
+        status: The outcomes' column of the status, for example "outcome_status" with ``prefix``. Without such a column
+            all rows count.
 
     Raises:
         AssertionError: Ids are lost, duplicated or unexpected; the message counts them and names some.
@@ -217,7 +217,7 @@ def assert_exactly_once(
 
 
 def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
-    """Raise ConfigError where the statuses of early outcomes depend on the order of arrival."""
+    """Raise ConfigError if the statuses of early outcomes depend on the order of arrival."""
     if purgatory.completions.kind is not None:
         raise ConfigError(
             f"emit='early' and completions.kind={purgatory.completions.kind!r}: with control events the statuses "

@@ -1,14 +1,12 @@
-"""Ways in which a stream may deliver rows: in any order, in any micro-batches, every row on time.
+"""Ways in which a stream may deliver rows: in any order and any micro-batches, with every row on time.
 
-`splits` cuts rows into micro-batches in which every row is *on time*. Terms: a side's delay is what its
-rows may lag behind the side's latest time; the watermark after a batch is the smaller of both sides' (latest
-time - delay), on whole milliseconds, 0 until both sides have had data, and never goes back; a batch sees the
-watermark that stood before it. A row is on time if its time is above the watermark that its batch sees. By
-hand, with a delay of 5 ms on either side:
+A row is *on time* if its time is above the watermark before its batch. The watermark after a batch is the smaller of
+both sides' latest time - delay, in whole milliseconds. It is 0 until both sides have had rows, and never goes back. For
+example, with a delay of 5 ms on both sides:
 
-    batch 1   created 10 ms, 20 ms   events 18 ms   sees 0    stands at min(20, 18) - 5 = 13 ms
-    batch 2   created 14 ms          events none    sees 13   13 ms again: no side got later
-    batch 3   created none           events 30 ms   sees 13   stands at min(20, 30) - 5 = 15 ms
+    batch 1   created 10 ms, 20 ms   events 18 ms   before: 0    after: min(20, 18) - 5 = 13 ms
+    batch 2   created 14 ms          events none    before: 13   after: 13 ms, because no side got later
+    batch 3   created none           events 30 ms   before: 13   after: min(20, 30) - 5 = 15 ms
 
 The operation created at 10 ms could not have come in batch 2 or later.
 """
@@ -22,12 +20,11 @@ from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 
-LAST_US = 2**63 - 1
-"""The last time that there is."""
+LAST_US = 2**63 - 1  # the last time
 
 
 class Batch(NamedTuple):
-    """One micro-batch: the rows that came, and where the watermark stood before them."""
+    """One micro-batch: its rows, and the watermark before them."""
 
     operations: list[Row]
     events: list[Row]
@@ -44,10 +41,10 @@ def splits(
     events_delay_us: int = 0,
     lookback_us: int = 0,
 ) -> list[Batch]:
-    """Cut a world into `n_batches` micro-batches, in a random order with every row on time, and let it end.
+    """Cut rows into `n_batches` micro-batches in a random order, with every row on time.
 
-    Three empty batches follow: the first sees the watermark that the data left, the last one beyond all
-    that may still be decided. Rows without a time may come at any moment and move nothing.
+    Three empty batches follow: the first at the watermark that the rows left, the last after every decision. Rows
+    without a time may come at any moment and move nothing.
     """
     waiting = [("created", row) for row in operations] + [("time", row) for row in events]
     times = [row[field] for field, row in waiting if row.get(field) is not None]
@@ -69,7 +66,7 @@ def splits(
         last = number == n_batches
         chosen, waiting = (waiting, []) if last else (waiting[:share], waiting[share:])
         after_us = watermark_us_after(chosen, latest_us, delays_us, watermark_us)
-        # What would be late in the next batch comes in this one. Behind its side's latest, it moves nothing.
+        # Rows that would be late in the next batch come in this one. They are behind their side's latest.
         chosen += [(field, row) for field, row in waiting if _is_at_most(row.get(field), after_us)]
         waiting = [(field, row) for field, row in waiting if not _is_at_most(row.get(field), after_us)]
         rng.shuffle(chosen)
@@ -84,7 +81,7 @@ def splits(
 def watermark_us_after(
     rows: Iterable[tuple[str, Row]], latest_us: dict[str, int], delays_us: dict[str, int], before_us: int
 ) -> int:
-    """Take a batch's rows, each with the name of its field of time, into `latest_us`; give the watermark."""
+    """Take a batch's rows, each with the name of its time field, into `latest_us`; returns the watermark."""
     for field, row in rows:
         if row.get(field) is not None:
             latest_us[field] = max(row[field], latest_us.get(field, row[field]))
@@ -94,7 +91,7 @@ def watermark_us_after(
 
 
 def _shuffle_loosely(rng: random.Random, waiting: list[tuple[str, Row]], times: list[int]) -> None:
-    """Order the rows by time with a lag of nothing, some or everything; rows without a time lie anywhere."""
+    """Order the rows by time with a lag of nothing, some or everything; rows without a time may be anywhere."""
     first, last = min(times), max(times)
     lag_us = rng.choice((0, (last - first) // 8, (last - first) // 2, 4 * (last - first)))
 
@@ -112,7 +109,7 @@ def _is_at_most(time_us: int | None, watermark_us: int) -> bool:
 
 
 def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
-    """Give a time by which everything is over: the latest of all times, each extension granted in full."""
+    """Return a time by which everything is over: the latest of all times, with each extension granted in full."""
     ends = [row.get(field) or 0 for row in operations for field in ("created", "deadline")]
     ends += [event.get("time") or 0 for event in events]
     ends += [granted_us(event) for event in events if event.get("kind") == "extend"]
@@ -120,7 +117,7 @@ def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
 
 
 def granted_us(extension: Row) -> int:
-    """Where an `extend` event puts a deadline; one without a value that says so, nowhere."""
+    """Return the deadline that an `extend` event gives; its own time if it has no valid value."""
     seconds = extension.get("value") or 0
     granted_us = max(0, round(seconds * 1_000_000)) if math.isfinite(seconds) else 0
     return min(LAST_US, (extension.get("time") or 0) + granted_us)

@@ -1,7 +1,7 @@
 """`PurgatoryTester`: your purgatory step by step, on the real engine and without a Spark session.
 
-Kafka has its ``TopologyTestDriver``, Flink its test harness, Spark its ``TwsTester``: a test gives rows, moves the
-clock, and looks at what came out. A step takes milliseconds, and nothing in it depends on the clock on the wall.
+Like Kafka's ``TopologyTestDriver``, Flink's test harness and Spark's ``TwsTester``, a test gives rows, moves the clock
+and reads the outcomes. A step takes milliseconds and does not depend on the wall clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COUNTED = (*(name for name in COUNTERS if name not in ("pending_change", "state_
 
 
 class Given(NamedTuple):
-    """What a step was given."""
+    """The inputs of a step."""
 
     operations: pa.Table | None
     completions: pa.Table | None
@@ -46,33 +46,30 @@ class Given(NamedTuple):
 
 
 class TesterState(NamedTuple):
-    """How far a tester has come. A step makes a new one, so that a step that raises changes nothing."""
+    """The progress of a tester. Each step makes a new one, so that a step that raises changes nothing."""
 
     watermark_ms: int = 0
     plan: Plan | None = None
     state: bytes | None = None
     outcomes: tuple[pa.Table, ...] = ()
-    given: tuple[Given, ...] = ()
-    """The steps so far, until the columns of both inputs are known: these decide how the steps are read."""
+    given: tuple[Given, ...] = ()  # the steps, until the columns of both inputs are known and decide their meaning
 
 
 class PurgatoryTester:
-    """A purgatory under test: give rows, move the watermark, look at outcomes and at what waits.
+    """A purgatory under test: give rows, move the watermark, and read outcomes and waiting operations.
 
     The engine, its state's bytes and the checks of types are those of a query; only the rows come from you. Every step
-    restores the engine from its state and saves it, as every micro-batch does: so a test covers restarts, and a step
-    that raises has changed nothing. There is one shard, because outcomes do not depend on the number of shards.
+    restores the engine from its state and saves it, like every micro-batch: a test covers restarts, and a step that
+    raises changes nothing. There is one shard, because outcomes do not depend on the number of shards.
 
-    What a stream does with processing time is not here: the watermark moves only when you move it (the delays
-    ``watermark=`` of both inputs say how Spark moves it), ``max_future`` rejects no row, and ``idle_after`` adds no
-    heartbeat rows.
+    Processing time has no effect here: the watermark moves only when you move it (``watermark=`` of both inputs is the
+    delay by which Spark moves it), ``max_future`` rejects no row, and ``idle_after`` adds no heartbeat rows.
 
     Args:
-        purgatory: Your `Purgatory`. Fields name columns: a ``Column`` expression is refused, because only Spark can
-            evaluate it.
-        operations_schema: The operations' columns and types, a ``pyarrow.Schema`` or a pyspark ``StructType``. Without
-            it they are those of the first operations.
-        completions_schema: The same of the completions.
+        purgatory: Your `Purgatory`. Its fields must name columns: only Spark can evaluate a ``Column`` expression.
+        operations_schema: The operations' columns and types, a ``pyarrow.Schema`` or a pyspark ``StructType``; by
+            default those of the first operations.
+        completions_schema: The same for the completions.
 
     Raises:
         ConfigError: The configuration cannot work, or needs Spark.
@@ -117,18 +114,17 @@ class PurgatoryTester:
     def step(
         self, operations: Rows = (), completions: Rows = (), watermark: datetime | None = None
     ) -> list[dict[str, Any]]:
-        """One micro-batch: the watermark moves, then events and operations arrive.
+        """Run one micro-batch: the watermark moves, then events and operations arrive.
 
         Args:
             operations: Rows as dicts by column name, or a ``pyarrow.Table``. A column that a dict lacks is null.
             completions: The same.
-            watermark: Where the watermark stands when the rows arrive: a datetime with a time zone, rounded down to
-                milliseconds. Without it the watermark stays. In a stream the rows of a micro-batch arrive at the
-                watermark that the micro-batches before it have left.
+            watermark: The watermark at which the rows arrive: a datetime with a time zone, rounded down to
+                milliseconds. By default it does not move. In a stream, it is the one that earlier micro-batches left.
 
         Returns:
-            The outcomes of this step, as dicts. Times are datetimes in UTC; one after the year 9999, which no datetime
-            holds, is an int of microseconds since 1970.
+            The outcomes of this step, as dicts. Times are datetimes in UTC, or ints of microseconds since 1970 after
+            the year 9999.
 
         Raises:
             ConfigError: A row does not fit its schema, or the watermark goes back.
@@ -139,16 +135,16 @@ class PurgatoryTester:
         return self._take(operations, completions, watermark_ms)
 
     def advance(self, watermark: datetime | timedelta) -> list[dict[str, Any]]:
-        """Move the watermark, with no rows.
+        """Move the watermark without rows.
 
         Args:
-            watermark: Where to, a datetime with a time zone; or how far, a timedelta.
+            watermark: The new watermark, a datetime with a time zone; or its move, a timedelta.
 
         Returns:
             The outcomes of this step.
 
         Raises:
-            ConfigError: The watermark goes back, or there is none yet that a timedelta could be added to.
+            ConfigError: The watermark goes back, or a timedelta is given while there is no watermark.
         """
         if isinstance(watermark, timedelta):
             if self.watermark is None:
@@ -157,7 +153,7 @@ class PurgatoryTester:
         return self.step(watermark=watermark)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Decide everything, as a batch query does at its end: the watermark passes all times.
+        """Decide everything, like a batch query at its end: the watermark passes all times.
 
         Returns:
             The outcomes of this step.
@@ -184,17 +180,17 @@ class PurgatoryTester:
 
     @property
     def pending(self) -> list[dict[str, Any]]:
-        """What waits: the operations' columns, and those of `spark_purgatory.pending`."""
+        """The waiting operations: their columns, and those of `spark_purgatory.pending`."""
         return _dicts(self.pending_table())
 
     def pending_table(self, prefix: str = "") -> pa.Table:
-        """What waits, as a table.
+        """Return the waiting operations as a table.
 
         Args:
-            prefix: Put before the names of the added columns, where the operations have columns of these names.
+            prefix: A prefix of the added columns, if the operations have columns with their names.
 
         Raises:
-            ConfigError: The operations have a column of the name of an added one.
+            ConfigError: The operations have a column with the name of an added one.
         """
         columns = pa.schema([]) if self._operations.schema is None else arrow_schema(self._operations.schema)
         fields = WAITING_FIELDS if self._now.plan is None else waiting_fields(self._now.plan.spec)
@@ -210,10 +206,8 @@ class PurgatoryTester:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What all steps together have counted: `spark_purgatory.schema.COUNTERS`, of which the last two are left out,
-        and `spark_purgatory.schema.REJECTION_COUNTERS`.
-
-        0 before the first operation.
+        """The counts of all steps: `spark_purgatory.schema.COUNTERS` without the last two, and
+        `spark_purgatory.schema.REJECTION_COUNTERS`. They are 0 before the first operation.
         """
         if self._now.state is None or self._now.plan is None:
             return dict.fromkeys(COUNTED, 0)
@@ -244,7 +238,7 @@ class PurgatoryTester:
         return [row for table in now.outcomes[before:] for row in _dicts(table)]
 
     def _after(self, given: Given) -> TesterState:
-        """Where a step leads; until an operation has come, events are only kept."""
+        """Return the state after a step. Until an operation has come, events are only kept."""
         now = self._now
         if self._operations.schema is None:
             if self.purgatory.orphans != "none":
@@ -258,14 +252,14 @@ class PurgatoryTester:
         return now._replace(given=(*now.given, given) if self._completions.schema is None else ())
 
     def _made_anew(self, plan: Plan) -> TesterState:
-        """The steps so far once more, now that more is known of the columns."""
+        """Run the steps so far again, with more known columns."""
         now = TesterState(plan=plan, given=self._now.given)
         for given in now.given:
             now = self._run(now, given)
         if now.outcomes != self._now.outcomes:
             raise ConfigError(
-                "completions.value: its type decides how the needs of operations are read that have outcomes already: "
-                "give completions_schema="
+                "completions.value: its type decides how needs are read, and operations have outcomes already: give "
+                "completions_schema="
             )
         return now
 
@@ -284,7 +278,7 @@ class PurgatoryTester:
         return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)
 
     def _learn(self) -> Plan:
-        """What follows from the columns that are known. Raises ConfigError as `Purgatory.resolve` does."""
+        """Return the plan for the known columns. Raises ConfigError like `Purgatory.resolve`."""
         schema, events, options = self._operations.schema, self._completions.schema, self.purgatory
         assert schema is not None, "bug: the operations' columns are unknown"
         if events is None and options.evidence_columns:
@@ -298,7 +292,7 @@ class PurgatoryTester:
         )
 
     def _outcome_table(self, plan: Plan, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """Outcomes as a query gives them, without the columns that it leaves out."""
+        """Return outcomes as a query gives them, without the columns that it leaves out."""
         schema, evidence = arrow_schema(plan.schema), evidence_fields(plan.spec)
         given = [outcome_columns(batch, schema, evidence, self.purgatory.orphans != "none") for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
@@ -308,7 +302,7 @@ class PurgatoryTester:
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dicts; a value that Python has no type for is as `_plain` makes it."""
+    """Return the rows as dicts; `_plain` converts values without a Python type."""
     try:
         return cast("list[dict[str, Any]]", table.to_pylist())
     except (ValueError, OverflowError):
@@ -317,8 +311,8 @@ def _dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """The value; bytes in a text that are not UTF-8 are replacement characters, as in Spark, and a time outside the
-    years 1 to 9999 is the number that Arrow has for it.
+    """Return the value. Bytes that are not UTF-8 become replacement characters in texts, as in Spark. A time outside
+    the years 1 to 9999 is Arrow's number.
     """
     if not value.is_valid:
         return None

@@ -1,4 +1,4 @@
-"""Both inputs as the engine takes them, made from Arrow tables; columns that only Spark could make are refused."""
+"""Both inputs of the engine from Arrow tables, without the columns that only Spark can make."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from spark_purgatory.spark.operator.field_types import keys_of, needs_of
 from spark_purgatory.spark.operator.value_types import level_type
 
 MOST_DIGITS = 38
+# Fields whose types the tester restricts more than Spark: instants need no time zone of a session.
 TIMES, NEEDS = ("operations.created", "operations.deadline", "completions.time"), ("criterion.need", "criterion.levels")
-"""Fields whose types the tester restricts further than Spark: instants need no time zone of a session."""
 
 
 def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.DataType:
-    """Type of the column that a config value names. Raises ConfigError where only Spark could make it, or read it."""
+    """Return the type of a field's column. Raises ConfigError if only Spark can make or read it."""
     if not isinstance(value, str):
         raise ConfigError(
             f"{field} is a Column, an expression that only Spark evaluates: select it into a column, and name that"
@@ -57,14 +57,14 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
 
 
 def operations_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec, several: bool) -> pa.Table:
-    """Operations as the exchange delivers them; ``several``: whether one may have several keys."""
+    """Return operations as the exchange delivers them; an operation may have ``several`` keys."""
     made = TableColumns(table, options).of_operations(spec, several)
     own = zip(table.columns, sent(spec.columns or ()), strict=True)
     return _delivered(table, made | {field.name: conform(each.combine_chunks(), field.type) for each, field in own})
 
 
 def events_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec) -> pa.Table:
-    """Events as the exchange delivers them."""
+    """Return events as the exchange delivers them."""
     given = TableColumns(table, options)
     made = given.of_events(spec.number)
     named = zip(carried_columns(options, table.column_names).values(), sent(spec.event_columns or ()), strict=True)
@@ -82,7 +82,7 @@ class TableColumns(EngineColumns[pa.Array]):
         self._table, self.options = table, options
 
     def of(self, value: Any) -> pa.Array:
-        """The column that a config value names, or a field of a struct."""
+        """Return the column, or field of a struct, that a config value names."""
         assert isinstance(value, str), "bug: a Column was not refused"
         if value in self._table.column_names:
             return self._table[value].combine_chunks()
@@ -103,7 +103,7 @@ class TableColumns(EngineColumns[pa.Array]):
         return _nested_like(raw, _scoped(_texts(_flat(raw)), scope if scope is None else scope.take(_owners(raw))))
 
     def _raw_keys(self, several: bool) -> pa.Array:
-        """Keys as they are: a value or a list for each operation."""
+        """Return keys as they are: a value or a list for each operation."""
         columns = [self.of(name) for name, _ in keys_of(self.options.operations)]
         if not several or len(columns) == 1:
             return columns[0]
@@ -124,7 +124,7 @@ class TableColumns(EngineColumns[pa.Array]):
         if config.timeout_column is None:
             waits, factor = [config.us_of("timeout")] * len(created_us), 1
         else:
-            waits = self.of(config.timeout_column).cast(pa.int64()).to_pylist()  # Microseconds, of an interval.
+            waits = self.of(config.timeout_column).cast(pa.int64()).to_pylist()  # microseconds for intervals
         pairs = zip(created_us.to_pylist(), waits, strict=True)
         ends = [None if created is None or wait is None else created + wait * factor for created, wait in pairs]
         within = [end if end is None or MIN_TIME_US <= end <= MAX_TIME_US else MAX_TIME_US for end in ends]
@@ -149,7 +149,7 @@ class TableColumns(EngineColumns[pa.Array]):
         return column.cast(pa.int64() if exact and pa.types.is_integer(column.type) else pa.float64(), safe=False)
 
     def scope(self) -> pa.Array | None:
-        """What scopes each row's keys by its partition."""
+        """Return the prefix by which each row's keys are scoped; None without ``scope``."""
         if self.options.scope is None:
             return None
         values = _texts(self.of(self.options.scope)).to_pylist()
@@ -169,13 +169,13 @@ def _counts(column: pa.Array) -> Int64s:
 
 
 def _owners(column: pa.Array) -> pa.Array:
-    """The row of each flat value."""
+    """Return the row of each flat value."""
     n = len(column)
     return pa.array(np.repeat(np.arange(n), _counts(column)) if _is_list(column) else np.arange(n))
 
 
 def _nested_like(column: pa.Array, flat: pa.Array) -> pa.Array:
-    """Flat values in lists as those of ``column``, where it has lists."""
+    """Return flat values in the lists of ``column``, if it has lists."""
     if not _is_list(column):
         return flat
     offsets = np.concatenate(([0], np.cumsum(_counts(column)))).astype(np.int32)
@@ -191,7 +191,7 @@ def _each(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Each key's one text, binary as it is: docs/keys_and_times.md."""
+    """Return the text of each key (docs/keys_and_times.md); binary keys stay as they are."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return column
@@ -218,7 +218,7 @@ def _doubles(needs: Sequence[Any]) -> pa.Array:
 
 
 def _rounded_up(needs: Sequence[Any], scale: int) -> pa.Array:
-    """Needs with ``scale`` digits behind the point, rounded up; null where they do not fit 38 digits."""
+    """Round needs up to ``scale`` digits behind the point; null if they do not fit 38 digits."""
     ups: list[Decimal | None] = []
     for need in needs:
         number = None if need is None else Decimal(repr(need)) if isinstance(need, float) else Decimal(need)

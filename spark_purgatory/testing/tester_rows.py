@@ -1,8 +1,8 @@
-"""Rows that a test gives, lists of dicts or Arrow tables, as tables of the types that Spark would give them.
+"""Rows of a test, lists of dicts or Arrow tables, as tables with the types that Spark would give them.
 
-The types are those of a schema, or of the first rows: Python's int is a bigint, str a string, `datetime` with a time
-zone a timestamp, `timedelta` a day-time interval, as for ``spark.createDataFrame``. Later rows must fit these types.
-Nothing is rounded or guessed: what does not fit is an error that names the column.
+The types are those of a schema, or of the first rows, as in ``spark.createDataFrame``: an int is a bigint, a str a
+string, a `datetime` with a time zone a timestamp, a `timedelta` a day-time interval. Later rows must fit these types. A
+value that does not fit is an error that names the column; it is not rounded or guessed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from spark_purgatory.core.state.payload_schema import plain
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import arrow_schema
 
-Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
-"""Rows of one input: dicts by column name, or a table."""
+Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table  # of one input: dicts by column name, or a table
 Schema: TypeAlias = pa.Schema | T.StructType
 
 
 class RowReader:
-    """The rows of one input, ``given`` "operations" or "completions", in tables of one schema: that of the first rows.
+    """A reader of the rows of one input, "operations" or "completions", into tables with the schema of the first rows.
 
-    ``maps``: columns in which a dict is a map, and not a struct.
+    In the columns ``maps``, a dict is a map and not a struct.
     """
 
     def __init__(self, given: str, schema: Schema | None, maps: Sequence[str] = ()) -> None:
@@ -39,7 +38,7 @@ class RowReader:
             self._set(schema)
 
     def read(self, rows: Rows) -> pa.Table | None:
-        """The rows as a table; None where there is no row and no schema."""
+        """Return the rows as a table; None if there is no row and no schema."""
         if not isinstance(rows, pa.Table):
             rows = list(rows)
             if any(not isinstance(row, Mapping) for row in rows):
@@ -119,7 +118,7 @@ class RowReader:
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns of some rows, in the order in which they come up."""
+    """Return the columns of rows, in the order in which they appear."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -140,7 +139,7 @@ def _moments(values: Sequence[Any]) -> Iterator[datetime]:
 
 
 def _has_zone(kind: pa.DataType) -> bool:
-    """Whether timestamps of the type, or in it, are instants."""
+    """Return True if timestamps of the type, or in it, are instants."""
     if pa.types.is_timestamp(kind):
         return kind.tz is not None
     return any(_has_zone(kind.field(i).type) for i in range(kind.num_fields))
