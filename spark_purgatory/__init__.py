@@ -58,7 +58,6 @@ _MODULES = {
     "move_checkpoint": "spark.move.move",
     "pending": "spark.checkpoint.pending",
 }
-"""Where each class and function is."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""``python -m spark_purgatory``: see `spark_purgatory.cli`."""
+"""The command line as ``python -m spark_purgatory`` (`spark_purgatory.cli`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib.util import find_spec
 
 
 def main() -> int:
-    """Run the command line, or say what it lacks."""
+    """Run the command line, or print the package that it lacks."""
     try:
         from spark_purgatory.cli import app
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        # A vendor's runtime brings a Spark of its own, which PySpark from an index would replace.
+        # A vendor's runtime has its own Spark, which PySpark from an index would replace.
         extras = "cli" if find_spec("pyspark") else "cli,spark"
         print(f"{error.name} is not installed: pip install 'spark-purgatory[{extras}]'", file=sys.stderr)
         return 1

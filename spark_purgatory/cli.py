@@ -27,7 +27,7 @@ EXAMPLES = (
 
 
 class Commands(TyperGroup):
-    """The commands, in groups, each with the whole first sentence of its help."""
+    """The commands in groups, each with the first sentence of its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the command line itself."""
@@ -92,9 +92,9 @@ def doctor(
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
-    """Exit with a message where what Spark needs is missing; ``what`` is the command that needs it.
+    """Exit with a message if Java, PySpark or Delta is missing for ``what``, a command.
 
-    Under spark-submit there is a JVM, with the cluster's Spark, and perhaps with its Delta: nothing is asked for.
+    Under spark-submit the cluster has its own Spark, and perhaps Delta, so nothing is checked.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return
@@ -172,7 +172,7 @@ def check(
 def status(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation, here.", show_default=False)],
 ) -> None:
-    """Say at once how a query is, without Spark.
+    """Show a query's progress at once, without Spark.
 
     It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 2 cannot be read.
     """
@@ -225,9 +225,9 @@ def report(
     ] = False,
     conf: Settings = None,
 ) -> None:
-    """Write one HTML page on a query.
+    """Write one HTML page about a query.
 
-    It has outcomes, waits, what is pending, files and state. The query may be running.
+    It shows outcomes, waits, pending operations, files and state. The query may be running.
 
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
@@ -247,9 +247,8 @@ def repair(
 ) -> None:
     """Decide between two entries of one staging log.
 
-    Two runs that wrote at once have made them.
-    Removes the one that is not true. All runs of the query have to be stopped. Exit code: 0 done or only shown, 1 Spark
-    could not read, 2 it cannot be decided, or nobody agreed.
+    Two runs that wrote at the same time have made them. The entry that does not count is removed. Stop all runs of the
+    query first. Exit code: 0 done or only shown, 1 Spark could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_repair
@@ -260,18 +259,18 @@ def repair(
 
 @app.command()
 def move(
-    job_file: Annotated[Path, typer.Argument(help="The YAML file of the job as it is to be.", show_default=False)],
+    job_file: Annotated[Path, typer.Argument(help="The YAML file of the new job.", show_default=False)],
     source: Annotated[str, typer.Option("--from", help="The old job's checkpoint.", show_default=False)],
     partitions: Annotated[int | None, typer.Option(min=1, help="State partitions. [default: as before]")] = None,
     tables: Annotated[
-        str | None, typer.Option(help="Take what waits from the tables of export-state.", show_default=False)
+        str | None, typer.Option(help="Read the state from the tables of export-state.", show_default=False)
     ] = None,
     removed: Annotated[list[str] | None, typer.Option(help="Rows you removed there: operations=4.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     set_: Changes = None,
 ) -> None:
-    """Take what waits to a new checkpoint: other shards, other host.
+    """Move waiting operations to a new checkpoint: other shards, other host.
 
     Stop the job, give its file the new settings and a new checkpoint, move, and run it. The old checkpoint is not
     changed. Exit code: 0 moved or only shown, 1 Spark failed, 2 it cannot be moved, or nobody agreed.
@@ -290,7 +289,7 @@ def export_state(
     folder: Annotated[str, typer.Argument(help="Where the tables are written.", show_default=False)],
     conf: Settings = None,
 ) -> None:
-    """Write what waits as Parquet tables.
+    """Write a query's state as Parquet tables.
 
     They can be read, counted and edited.
 

@@ -1,7 +1,7 @@
-"""Every error this package raises: whose fault it is, with all the numbers, never with payload.
+"""The errors of this package, with all numbers and without payload.
 
-``PurgatoryError`` is the root. Below it, by fault: ``ConfigError`` the caller's, ``StateError`` the state's,
-``StorageError`` the storage's, ``BugError`` ours. `sentence_of` is what a person may read of any error, Spark's too.
+``PurgatoryError`` is the root. Below it, ``ConfigError`` is the caller's fault, ``StateError`` the state's,
+``StorageError`` the storage's, and ``BugError`` ours. `sentence_of` makes a line for people of any error, also Spark's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ START_OVER = (
     "start over with a new checkpoint and a new table, because the sources are then read from their beginning and the "
     "table would get rows that it has a second time"
 )
-"""The last way out. A new checkpoint alone would double the table."""
 
 
 class PurgatoryError(Exception):
-    """Root of all errors of this package."""
+    """The root of all errors of this package."""
 
 
 class ConfigError(PurgatoryError, ValueError):
-    """The caller gave something that cannot work; names the field, the value and what is allowed."""
+    """The caller gave something that cannot work. The message has the field, the value and the values allowed."""
 
 
 class EmptyWatchKeysError(ConfigError):
@@ -30,15 +29,15 @@ class EmptyWatchKeysError(ConfigError):
 
 
 class LimitError(PurgatoryError):
-    """A limit was reached; nothing was lost; names the limit, the figure and the remedy."""
+    """A limit was reached, and nothing was lost. The message has the limit, the number and the remedy."""
 
 
 class StateError(PurgatoryError):
-    """State read from a checkpoint cannot be used; names what differs."""
+    """The state in a checkpoint cannot be used. The message has the differences."""
 
 
 class StateCorruptError(StateError):
-    """The state's bytes are not what was written: magic, length, checksum or content."""
+    """The state's bytes are not those that were written: magic, length, checksum or content."""
 
 
 class StateVersionError(StateError):
@@ -54,11 +53,11 @@ class StateUnreadableError(StateError):
 
 
 class StorageError(PurgatoryError):
-    """The sink's storage refused or holds something unexpected."""
+    """The sink's storage refused a request or contains something unexpected."""
 
 
 class SourceError(PurgatoryError):
-    """A source of a job cannot be read: a topic is not there, or no broker answers."""
+    """A source of a job cannot be read: a topic does not exist, or no broker answers."""
 
 
 class BugError(PurgatoryError, AssertionError):
@@ -73,7 +72,7 @@ class BufferExhaustedError(LimitError):
 
 
 class BatchStateError(ConfigError):
-    """A batch got an event that its state does not allow; names the batch, its state and the event."""
+    """A batch got an event that its state does not allow. The message has the batch, its state and the event."""
 
 
 class DeliveryTimeoutError(StorageError):
@@ -81,74 +80,72 @@ class DeliveryTimeoutError(StorageError):
 
 
 class StagingError(StorageError):
-    """The staging folder is damaged, lost, or not this query's; names the entry or the batch that is missing."""
+    """The staging folder is damaged, lost, or another query's. The message has the entry or batch that is missing."""
 
 
 class TableLostError(StorageError):
-    """The target was dropped, replaced or restored, or has forgotten what the query committed (txnVersion)."""
+    """The target was dropped, replaced or restored, or no longer has the query's commits (txnVersion)."""
 
 
 class TableForgetsError(StorageError):
-    """The target is set to forget transactions (``delta.setTransactionRetentionDuration``)."""
+    """The target drops transactions after a time (``delta.setTransactionRetentionDuration``)."""
 
 
 class ForeignWriterError(StorageError):
-    """Someone else commits under this query's app id, or writes into its staging folder."""
+    """Another writer commits under this query's app id, or writes into its staging folder."""
 
 
 class SkippedWriteError(StorageError):
-    """Delta took a write without an error, and the table's history does not have it: its app id is another's, too."""
+    """Delta accepted a write that the table's history does not have: another writer has the same app id."""
 
 
 class SchemaMismatchError(StorageError):
-    """The target's columns are not those of the staged rows."""
+    """The target's columns differ from those of the staged rows."""
 
 
-# --- what a person may read of an error ------------------------------------------------------------------------------
+# --- the line of an error for people ---------------------------------------------------------------------------------
 #
-# Messages of Spark and Delta, and of functions that run in Python workers, hold values of rows, quoted or not, in any
-# line. So what is shown of them is: our own sentence, where there is one; a file system's or a broker's message without
-# what a path says behind "="; of a Python traceback the class and the place; of an error with a condition Spark's text
-# for it, without those parameters that are not names.
+# Messages of Spark and Delta, and of functions in Python workers, may contain values of rows. So a line has our own
+# sentence, if there is one. Else it has the message of a file system or broker, with partition values masked in paths;
+# the class and place of a Python traceback; or Spark's text for a condition, with only parameters that are names.
 
 MAX_SAID = 300
+# One of our errors in a traceback, or raised by an expression of ours. In a plan it is inside a line.
 _OWN = re.compile(
     r"(?:^[ \t]*|\[USER_RAISED_EXCEPTION\] )spark_purgatory\.errors\.(\w+): (.*?)(?: SQLSTATE: \w+)*$", re.MULTILINE
 )
-"""One of ours in a traceback, or raised by an expression of ours. In a plan it stands inside a line."""
+# The last call of a Python traceback, and the class of the exception. The text after it may be anything.
 _TRACEBACK = re.compile(
     r'^  File "([^"\n]*)", line (\d+), in (\S+)\n(?: {3,}.*\n|  \[Previous .*\n)*'
     r"([A-Za-z_][\w.]*)(?:: (\[[A-Z][A-Z_.]+\]|No module named '[\w.]+'))?",
     re.MULTILINE,
 )
-"""The last call of a Python traceback, and the class of the exception. What follows it may be anybody's words."""
+# The causes in the text of a Py4JJavaError.
 _JAVA = re.compile(
     r"^(?:: |Caused by: )(?:java|org\.apache|io\.delta|com\.databricks)\.(?:\w+\.)*([\w$]+)"
     r"(?:: (\[[A-Z][A-Z0-9_.]+\]))?",
     re.MULTILINE,
 )
-"""Of the pages of a Py4JJavaError, each cause."""
+# The condition that ended a stream, in the text that Spark Connect gives.
 _STREAM = re.compile(
     r"(?:\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: |\(STREAM_FAILED\) )\[([A-Z0-9_.]+)\]"
 )
-"""Why a stream ended, where Spark Connect gives no more than its text."""
 _STORAGE = re.compile(r"\b((?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.$]*(?:Exception|Error))\b([^\n]*)")
+# Texts of the storage in a plain IOException, whose message may otherwise be anything.
 _TELLING = re.compile(
     r"No space left|[Pp]ermission denied|Read-only|[Tt]oo many open|[Tt]oo large|Input/output error|[Qq]uota|Stale"
     r"|[Cc]onnection|[Tt]imed? ?out|Mkdirs failed|[Rr]ename|Not a directory|Is a directory|Is a file|No such file"
 )
-"""What tells a fault of the storage in a plain IOException, whose message may be anybody's."""
 _CLASS_NAME = re.compile(r"\bjava\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError)\b[^\n]*")
 _OF_BROKER = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|RecordTooLarge|\w*Authorization|\w*Authentication|Disconnect"
     r"|UnknownTopicOrPartition|InvalidTopic|NotEnoughReplicas|OffsetOutOfRange)Exception"
 )
-_OF_CODE = ("PARSE_", "UNRESOLVED_", "DATATYPE_MISMATCH")
-"""Conditions of the text of a query, before any row is read."""
+_OF_CODE = ("PARSE_", "UNRESOLVED_", "DATATYPE_MISMATCH")  # conditions of a query's text, before a row is read
+# Parameters of a message whose values are names; others may be values of rows.
 _NAMES = re.compile(
     r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal)$", re.IGNORECASE
 )
-"""Parameters of a message whose values are names; of all others nobody knows."""
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")
 _LOGIN = re.compile(r"(?<=://)[^/@:\s]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'.*'")
@@ -161,7 +158,7 @@ _DIED = {
 
 
 class Cause(NamedTuple):
-    """What an error says of its cause: the class, Spark's condition with its parameters, the message."""
+    """The cause of an error: its class, Spark's condition with its parameters, and the message."""
 
     name: str
     condition: str | None
@@ -170,11 +167,11 @@ class Cause(NamedTuple):
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return one line about an error that a person may read: what happened, without any value of a row.
+    """Return one line about an error for people, without values of rows.
 
-    Spark wraps an error of this package in pages of its own, and its own messages quote rows. Here is our sentence,
-    wherever it is in these pages; else the class and the condition of the cause, with what names columns, types and
-    files; of a Python function that failed, the class of the exception and its place.
+    Spark wraps an error of this package in pages of text, and its own messages quote rows. The line is our sentence, if
+    there is one in these pages. Else it is the class and condition of the cause, with names of columns, types and
+    files; or the class and place of an exception in a Python function.
 
     Example::
 
@@ -210,7 +207,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def own_error(error: BaseException) -> PurgatoryError | None:
-    """Return the error of this package that another one is, or tells of in its text; None if there is none."""
+    """Return the error of this package that an error is or has in its text; None if there is none."""
     if isinstance(error, PurgatoryError):
         return error
     for name, said in reversed(_OWN.findall(_text(error))):
@@ -222,12 +219,12 @@ def own_error(error: BaseException) -> PurgatoryError | None:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether the query was stopped; Spark must get that error unchanged."""
+    """Return True if the query was stopped. Spark must get this error unchanged."""
     return _INTERRUPTION.search(_text(error)) is not None
 
 
 def storage_fault(error: BaseException) -> str | None:
-    """The message of a failed file system, the innermost cause; None if none failed."""
+    """Return the message of a file system that failed, from the innermost cause; None if none failed."""
     found = [] if is_interruption(error) else _STORAGE.findall(_text(error))
     if not found:
         return None
@@ -238,7 +235,7 @@ def storage_fault(error: BaseException) -> str | None:
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The innermost cause that has a condition; the innermost, if none has."""
+    """Return the innermost cause with a condition, or the innermost one if none has a condition."""
     causes = [_facts(error, type(error).__name__)]
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     with suppress(Exception):  # the JVM may be gone
@@ -257,7 +254,7 @@ def _facts(error: Any, name: str) -> Cause:
 
 
 def _of_condition(cause: Cause) -> str:
-    """Return Spark's text for a condition without values; names alone, where values cannot be told apart."""
+    """Return Spark's text for a condition without values, or only names if values cannot be found in the text."""
     head, text = f"[{cause.condition}] ", cause.message.strip()
     shown = re.compile("") if head.startswith(tuple(f"[{start}" for start in _OF_CODE)) else _NAMES
     hidden = sorted((value for key, value in cause.parameters.items() if value and not shown.search(key)), key=len)
@@ -275,7 +272,7 @@ def _of_condition(cause: Cause) -> str:
 
 
 def without_login(text: str) -> str:
-    """A text without users and passwords in the addresses that it has."""
+    """Remove users and passwords from the addresses in a text."""
     return _LOGIN.sub("", text)
 
 

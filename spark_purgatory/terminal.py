@@ -1,4 +1,4 @@
-"""Where commands print."""
+"""The console of commands."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+# Characters that a terminal obeys instead of showing them, except for line ends and tabs.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys instead of showing them, except for line ends and tabs."""
 
 
 def printable(text: str) -> str:
-    r"""A text that a terminal shows and does not obey: control characters become ``\u001b``, as JSON writes them."""
+    r"""Return a text whose control characters are escaped as in JSON, for example as ``\u001b``."""
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class PlainConsole(Console):
-    """A console that prints texts as they are: brackets are not a style, ``:key:`` is not a picture, and control
-    characters are escaped.
-    """
+    """A console without styles in brackets and pictures like ``:key:``, which escapes control characters."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(markup=False, emoji=False, **given)
 
     def render_str(self, text: str, **given: Any) -> Text:
-        """Every text that is printed, in tables too."""
+        """Escape every text that is printed, also in tables."""
         return super().render_str(printable(text), **given)
 
 
 def terminal(stderr: bool = False) -> Console:
-    """The console of commands."""
+    """Return the console of commands."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
@@ -43,20 +41,18 @@ def terminal(stderr: bool = False) -> Console:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence. A terminal's lines end between words, and a long path stays whole; elsewhere a sentence is one
-    line, to be searched.
-    """
+    """Print a sentence: on a terminal in lines that end between words, elsewhere as one line that can be searched."""
     if console.is_terminal:
         text = "\n".join(_lines(line, console.width) for line in text.splitlines())
     console.print(text, style=style, soft_wrap=True, highlight=False)
 
 
 def _lines(line: str, width: int) -> str:
-    """A line, cut between words; what follows is as far to the right as its beginning."""
+    """Cut a line between words, with its indent in all parts; a long path stays whole."""
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def at_work(console: Console, what: str) -> AbstractContextManager[object]:
-    """Show on a terminal that something goes on."""
+    """Show a running task on a terminal."""
     return console.status(Text(printable(what))) if console.is_terminal else nullcontext()

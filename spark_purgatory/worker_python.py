@@ -1,4 +1,4 @@
-"""Whether a Python can run Spark's workers, with its packages."""
+"""Checks if a Python, with its packages, can run Spark's workers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-PACKAGES = ("numpy", "pandas", "pyarrow")
-"""What it needs at least; how it finds ``spark_purgatory`` is Spark's matter too."""
+PACKAGES = ("numpy", "pandas", "pyarrow")  # besides ``spark_purgatory``, which Spark may ship to workers
+# Earlier releases of these lines give pyarrow a float instead of an int, which pyarrow 26 refuses.
 SLICES_BY_NUMBERS_FROM: Mapping[tuple[int, ...], tuple[int, ...]] = {(4, 0): (4, 0, 5), (4, 1): (4, 1, 4)}
-"""Releases before these give pyarrow a float where it asks for an int, and pyarrow 26 refuses it."""
 STRICT_ARROW = (26,)
 ASKED = f"import {', '.join(PACKAGES)}, sys; print(*sys.version_info[:2])"
 
 
 @cache
 def why_unfit(executable: str) -> str:
-    """What is wrong with it, to be said after its name; "" if nothing is."""
+    """Return what is wrong with a Python, as a text after its name; "" if nothing is."""
     path = shutil.which(executable)
     if path is None:
         return "which is not there"
@@ -35,12 +34,7 @@ def why_unfit(executable: str) -> str:
 
 
 def arrow_remedy(spark: str, arrow: str) -> str:
-    """What to do about a pyarrow that ``applyInPandasWithState`` of a Spark fails with; "" if it does not.
-
-    Args:
-        spark: a release of Spark, ``4.0.5``.
-        arrow: a version of pyarrow, ``26.0.1``.
-    """
+    """Return the remedy if ``applyInPandasWithState`` of Spark (``4.0.5``) fails with pyarrow (``26.0.1``), or ""."""
     mended = SLICES_BY_NUMBERS_FROM.get(release_numbers(spark)[:2], ())
     if release_numbers(spark) >= mended or release_numbers(arrow) < STRICT_ARROW:
         return ""
@@ -48,7 +42,7 @@ def arrow_remedy(spark: str, arrow: str) -> str:
 
 
 def release_numbers(release: str) -> tuple[int, ...]:
-    """``4.2.0.dev1`` -> ``(4, 2, 0)``."""
+    """Return the numbers of a release: ``4.2.0.dev1`` -> ``(4, 2, 0)``."""
     parts = release.split(".")
     count = next((at for at, part in enumerate(parts) if not part.isdigit()), len(parts))
     return tuple(int(part) for part in parts[:count])

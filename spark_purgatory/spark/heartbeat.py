@@ -1,4 +1,4 @@
-"""A stream that has a row in every micro-batch, so that a query runs one although its sources are silent."""
+"""A stream with a row in every micro-batch, so that a query runs micro-batches while its sources are silent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 
 
 def heartbeats(spark: SparkSession, schema: T.StructType, **values: Column) -> DataFrame:
-    """One row for each micro-batch, of these columns: null but for the ``values``, by name."""
+    """Return a stream of one row per micro-batch with a schema, null except for ``values`` by name."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
     columns = (values.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name) for each in schema.fields)
     return source.load().select(*columns)

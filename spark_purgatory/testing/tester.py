@@ -69,7 +69,7 @@ class PurgatoryTester:
         purgatory: Your `Purgatory`. Its fields must name columns: only Spark can evaluate a ``Column`` expression.
         operations_schema: The operations' columns and types, a ``pyarrow.Schema`` or a pyspark ``StructType``; by
             default those of the first operations.
-        completions_schema: The same for the completions.
+        completions_schema: The columns and types of the completions, in the same forms.
 
     Raises:
         ConfigError: The configuration cannot work, or needs Spark.
@@ -118,7 +118,7 @@ class PurgatoryTester:
 
         Args:
             operations: Rows as dicts by column name, or a ``pyarrow.Table``. A column that a dict lacks is null.
-            completions: The same.
+            completions: Rows of events, in the same forms.
             watermark: The watermark at which the rows arrive: a datetime with a time zone, rounded down to
                 milliseconds. By default it does not move. In a stream, it is the one that earlier micro-batches left.
 

@@ -228,7 +228,7 @@ def test_a_snapshot_that_is_missing_is_refused() -> None:
 def test_a_log_of_steps_of_another_version_is_refused_and_a_snapshot_alone_is_not() -> None:
     head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps())
     for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
-        refused = rf"steps of version 7, .* takes those of {step_log.STEP_VERSION}: run the release"
+        refused = rf"steps of version 7, .* takes version {step_log.STEP_VERSION}: run the release"
         with pytest.raises(StateVersionError, match=refused):
             load(now, 1, replace(head, step_version=7), snapshot, entries)
         empty = replace(head, step_version=7, next_entry=head.first_entry)

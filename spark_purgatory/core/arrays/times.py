@@ -17,7 +17,7 @@ MIN_TIME_US = int(np.iinfo(np.int64).min)
 
 
 def saturating_add(left_us: Int64s, right_us: Int64s | int) -> Int64s:
-    """``left + right`` in int64, clamped to [MIN_TIME_US, MAX_TIME_US]; (n,) int64."""
+    """Return ``left + right`` in int64, clamped to [MIN_TIME_US, MAX_TIME_US]; (n,) int64."""
     right = np.asarray(right_us, np.int64)
     with np.errstate(over="ignore"):
         total = left_us + right

@@ -118,7 +118,7 @@ def _first_key(of: _Chosen) -> Int64s:
 
 
 def _at_deadline(of: _Chosen) -> Int64s:
-    """The deadline decides, once any key had an event."""
+    """Return the deadline if any key had an event."""
     return np.where(_first_key(of) == MAX_TIME_US, MAX_TIME_US, of.inputs.deadline_us[of.chosen])
 
 
@@ -141,7 +141,7 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
 
 
 def _last_level(of: _Chosen) -> Int64s:
-    """A level counts events from any time, and can be met from the created time on."""
+    """Return when the last level is reached, by events from any time, but not before the created time."""
     return np.maximum(_last_key(of), of.inputs.created_us[of.chosen])
 
 

@@ -23,7 +23,7 @@ from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-# The reason why an event counted for no operation is that of the first of these marks that it has.
+# Reasons why an event counted for no operation. The first mark that an event has gives its reason.
 REASONS = (
     (EventMark.LATE, "late"),
     (EventMark.ENDED, "already ended"),

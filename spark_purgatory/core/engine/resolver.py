@@ -94,7 +94,7 @@ class Resolutions:
 
 @dataclass(frozen=True)
 class Resolver:
-    """Evaluates rows over the logs."""
+    """A resolver of rows over the logs."""
 
     spec: EngineSpec
     rows: OperationTable

@@ -1,8 +1,8 @@
 """The deadlines that follow from ``extend`` events.
 
 An extension moves the deadline to the event's time + value seconds if that is later, and if the event's time is not
-past the deadline at that time. One extension may make the next one count, so an extension *reaches* as far as the last
-of the chain that it starts. Worked example, deadline 10::
+past the deadline at that time. One extension may make the next one count. The *reach* of an extension is the last
+deadline of the chain that it starts. Worked example, deadline 10::
 
     extensions      8 + 4 s   11 + 9 s   25 + 9 s
     reach           20        20         34

@@ -73,7 +73,7 @@ class DelayedOperationPurgatory:
     def try_complete_else_watch(
         self, operations: DelayedOperations, keys: pa.Array, offsets: Int64s, deadlines_ms: Int64s, key_hashes: Int64s
     ) -> tuple[Int64s, Bools]:
-        """Register operations. Those whose criterion is met complete at once and are not watched.
+        """Register operations. An operation whose criterion is met completes at once and is not watched.
 
         Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``, or
         until the deadline that `DelayedOperations.try_complete` gives. Returns rows (n,) int64, and flags of those that

@@ -175,7 +175,7 @@ def _flat(column: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> Floats:
-    """(n,) float64, NaN where null."""
+    """Return doubles, (n,) float64, NaN for null."""
     return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
 
 

@@ -15,7 +15,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 
 class Rule(IntEnum):
-    """When an operation is complete."""
+    """The rule by which an operation completes."""
 
     ANY_KEY = 0
     ALL_KEYS = 1

@@ -153,8 +153,8 @@ def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
         )
     if entries and head.step_version != STEP_VERSION:
         raise StateVersionError(
-            f"a shard's log was written by steps of version {head.step_version}, this version of spark_purgatory takes "
-            f"those of {STEP_VERSION}: run the release that wrote the checkpoint, or {START_OVER}"
+            f"a shard's log was written by steps of version {head.step_version}, this release of spark_purgatory takes "
+            f"version {STEP_VERSION}: run the release that wrote the checkpoint, or {START_OVER}"
         )
     return entries
 
