@@ -17,6 +17,7 @@ BENCH_ARGS ?=
 SINK_ARGS ?=
 DEMO_ARGS ?=
 MATRIX_ARGS ?=
+SIMULATE_ARGS ?=
 
 # Spark's workers must run the Python that runs the driver, or they miss pyarrow.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -25,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash simulate conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +101,9 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	EVERY_CASE=1 HISTORIES=100000 $(BIN)/python -m pytest tests/unit/test_sink_protocol.py
 	EVERY_CASE=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+simulate: $(STAMP) ## Histories of crashes, replays and failing storage without Spark, ten minutes: make simulate SEEDS=0-100000
+	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"

@@ -1,0 +1,187 @@
+"""The judge of a history: conservation, a reader at any step, the oracle, counters, bounds.
+
+What counts is what Spark has committed: for each micro-batch the rows that the committed run read, and those that it
+gave. Of these the judge demands:
+
+1. A reader sees, table and staged rows together, each row of the committed micro-batches once, and no other row.
+2. At the end all of them are in the table, each once; or the query is stopped by an error that what was done to it
+   explains, and then the table has no row that was not committed, and none twice.
+3. They are what the oracle says of the rows that were read, and each operation that was read has one outcome or waits.
+4. What the micro-batches counted is what they gave.
+5. Files and entries stay few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from spark_purgatory.core.spec.codes import Status
+from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.spark.host.exchange import from_blob
+from spark_purgatory.spark.sink.staged_view import _looked_at
+from tests.simulation.sink import SPARK, Folder
+from tests.simulation.storage import Disk
+from tests.simulation.table import Target
+from tests.simulation.tasks import CALLS
+from tests.support.engine_driver import NAMES, microseconds, multiset, outcome_rows
+from tests.support.oracle import decide
+from tests.support.oracle_early import EarlyOracle
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Evaluation
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.tasks import Rows
+    from tests.simulation.world import Scenario
+
+COLUMNS = tuple(name for name in NAMES if name not in ("late", "reason"))
+MOST_ENTRIES = 60
+MOST_FILES = 60
+
+
+class Wrong(AssertionError):
+    """A row is lost, doubled or false, or a promise is broken in another way."""
+
+
+class Judge:
+    """What is known to be true of a history."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.micro_batches: dict[int, Evaluation] = {}
+        """As Spark has committed them, the last commit of each counting."""
+        self.meaning: dict[int, dict[str, Any]] = {}
+        """Rows by their numbers."""
+        self.is_undone = False
+        """A RESTORE took rows of the query out of the table."""
+
+    def committed(self, batch_id: int, evaluation: Evaluation) -> None:
+        self.micro_batches[batch_id] = evaluation
+
+    def numbers_of(self, blob: bytes | None) -> list[int]:
+        """A call's outcomes as numbers, which are the same for equal rows."""
+        if blob is None:
+            return []
+        numbers, rows = CALLS.of(("numbers", blob), lambda: _numbered(blob))
+        self.meaning.update(zip(numbers, rows, strict=True))
+        return numbers
+
+    @property
+    def every(self) -> Counter[int]:
+        """All rows that Spark has committed, also where it has forgotten that."""
+        return self._rows_before(len(self.micro_batches))
+
+    def _rows_before(self, end: int) -> Counter[int]:
+        numbers = (each.numbers for batch_id, each in self.micro_batches.items() if batch_id < end)
+        return Counter(row for rows in numbers for row in rows)
+
+    # --- at any step -----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """A reader of the table, and of the table with what is staged."""
+        simulation, table, every = self.simulation, self.simulation.table, self.every
+        self._check(table.ours() - every, "the table has rows that are not committed, or has them twice")
+        if simulation.is_damaged or self.is_undone:
+            return
+        target = Target(simulation.sink_options, table, simulation.reach)
+        try:
+            _, pieces, version = _looked_at(SPARK, target, "/checkpoint", Folder.of(SPARK, "/checkpoint"))  # type: ignore[arg-type]
+        except PurgatoryError as error:
+            if simulation.excused[type(error).__name__]:
+                return
+            raise Wrong(f"a reader was refused, and nothing was done that explains it: {error!r}") from error
+        rows = Counter(row for row in table.was.get(version, ()) if row >= 0)
+        for piece in pieces:
+            rows.update(simulation.checkpoint.files[piece.path][0][piece.partition])
+        known = self._rows_before(simulation.checkpoint.next_batch)
+        self._check(known - rows, "a reader of table and staged rows misses rows")
+        self._check(rows - every, "a reader of table and staged rows sees rows twice, or too early")
+
+    def _check(self, wrong: Counter[int], said: str) -> None:
+        if wrong:
+            first = self.meaning.get(min(wrong), {})
+            raise Wrong(f"{said}: {wrong.total()}, such as { ({name: first.get(name) for name in ('row', 'status')}) }")
+
+    # --- at the end ------------------------------------------------------------------------------------
+
+    def at_the_end(self, stopped: str) -> None:
+        """Everything, once the query has come to its end or is stopped for good."""
+        table = self.simulation.table
+        self._check(table.ours() - self.every, "the table has rows that are not committed, or has them twice")
+        self._check_counters()
+        self._check_oracle(is_over=not stopped)
+        if stopped:
+            return
+        self._check(self.every - table.ours(), "rows are lost")
+        self._check_bounds()
+
+    def _check_counters(self) -> None:
+        for batch_id, each in self.micro_batches.items():
+            statuses = Counter(self.meaning[number]["status"] for number in each.numbers)
+            names = [status.name for status in Status if status != Status.ORPHAN]
+            counted = {name: sum(result[name.lower()] for result in each.results) for name in names}
+            received = sum(result["received"] for result in each.results)
+            pending = sum(result["pending_change"] for result in each.results)
+            if any(statuses[name] != count for name, count in counted.items()):
+                raise Wrong(f"micro-batch {batch_id} counted {counted} and gave {dict(statuses)}")
+            if received != len(each.rows.operations) or received - sum(counted.values()) != pending:
+                raise Wrong(f"micro-batch {batch_id} counted {received} operations, {pending} more waiting")
+
+    def _check_oracle(self, is_over: bool) -> None:
+        scenario = self.simulation.scenario
+        batches = [each for _, each in sorted(self.micro_batches.items())]
+        columns = COLUMNS if scenario.query.spec.final else (*COLUMNS, "late")
+        rows = tuple(each.rows for each in batches)
+        names = tuple(each.name for each in rows)
+        told = CALLS.of(("oracle", scenario.query, names), lambda: _told(scenario, rows))
+        for batch_id, (each, expected) in enumerate(zip(batches, told, strict=True)):
+            found = multiset((self.meaning[number] for number in each.numbers), *columns)
+            if found != expected:
+                missing, others = dict(expected - found), dict(found - expected)
+                raise Wrong(f"micro-batch {batch_id}: the oracle says {missing}, and the outcomes are {others}")
+        read, given = sum(len(each.operations) for each in rows), sum(len(each.numbers) for each in batches)
+        if is_over and read != given:
+            raise Wrong(f"{read} operations were read, and {given} have an outcome at the end")
+
+    def _check_bounds(self) -> None:
+        checkpoint = self.simulation.checkpoint
+        log = checkpoint.log.names if isinstance(checkpoint.log, Disk) else checkpoint.log.objects
+        if len(log) > MOST_ENTRIES or len(checkpoint.files) > MOST_FILES:
+            raise Wrong(f"{len(log)} entries and {len(checkpoint.files)} staged files are left")
+
+
+def _told(scenario: Scenario, batches: Sequence[Rows]) -> list[Counter[Any]]:
+    """What the oracle says of each micro-batch."""
+    spec, told, before = scenario.query.spec, [], Counter[Any]()
+    types = {type(event["value"]) for rows in batches for event in rows.events}
+    early = EarlyOracle(scenario.criterion, spec.lookback_us, True, spec.whole_operations, types)
+    for rows in batches if not spec.final else ():
+        told.append(multiset(early.step(*rows[:3]), *COLUMNS, "late"))
+    for number, rows in enumerate(batches if spec.final else ()):
+        so_far = batches[: number + 1]
+        everything = decide(
+            [row for each in so_far for row in each.operations],
+            [row for each in so_far for row in each.events],
+            watermark_us=rows.watermark_ms * 1000,
+            criterion=scenario.criterion,
+            lookback_us=spec.lookback_us,
+            doubles=True,
+            whole_operations=spec.whole_operations,
+        )
+        now = multiset(everything, *COLUMNS)
+        told.append(now - before)
+        before = now
+    return told
+
+
+def _numbered(blob: bytes) -> tuple[list[int], list[dict[str, Any]]]:
+    rows = outcome_rows(from_blob(blob))
+    return [_number(row) for row in rows], rows
+
+
+def _number(row: dict[str, Any]) -> int:
+    at = row["resolved_at"]
+    said = repr([*(row.get(name) for name in NAMES if name != "resolved_at"), None if at is None else microseconds(at)])
+    return int.from_bytes(blake2b(said.encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,239 @@
+"""The product's sink without Spark: all of its code but that which asks Spark, which is answered by a simulation.
+
+`edges` replaces, for as long as histories are played, the few functions in which the sink reaches Spark: jobs over
+staged files, the file operations of the staging log, the clock. Everything between them is the product's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.host import log_host
+from spark_purgatory.spark.sink import staged_view
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender, spark_actions
+from spark_purgatory.spark.sink.drain.sender import Beside, Sender
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
+from spark_purgatory.spark.sink.staging import staged_files, staging_folder
+from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from tests.simulation.storage import DiskPath, Names, Store
+from tests.simulation.table import Target
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Run
+    from tests.simulation.simulation import Simulation
+
+ROW_BYTES = 200
+"""Two rows and a half fill a file of the smallest size."""
+ROOT = "/checkpoint/staging"
+SCHEMAS = {
+    "s": T.StructType().add("row", T.LongType()),
+    "t": T.StructType().add("row", T.LongType()).add("more", T.StringType()),
+}
+"""Columns of the query's rows."""
+NOW: list[Simulation] = []
+"""The simulation that is played now is the last one."""
+
+
+class Spark:
+    """What the sink asks of a session, beside jobs."""
+
+    conf = SimpleNamespace(set=lambda name, value: None)
+    streams = SimpleNamespace(active=())
+
+
+SPARK = Spark()
+
+
+class Frame:
+    """A micro-batch's DataFrame: it is evaluated by a run."""
+
+    sparkSession = SPARK
+
+    def __init__(self, run: Run, batch_id: int, columns: str) -> None:
+        self.run, self.batch_id, self.schema = run, batch_id, SCHEMAS[columns]
+
+
+# --- jobs over staged files ------------------------------------------------------------------------------------------
+
+
+def _parts(frame: Frame) -> dict[str, list[int]]:
+    """The evaluated rows by table partition."""
+    parts: dict[str, list[int]] = {}
+    for row in frame.run.evaluate(frame.batch_id):
+        parts.setdefault("ab"[row % 2], []).append(row)
+    return parts
+
+
+def _contents(parts: Mapping[str, Sequence[int]]) -> Contents:
+    return Contents(sum(map(len, parts.values())), sum(map(sum, parts.values())))
+
+
+def _stage(frame: Frame, path: str, rules: object, max_file_rows: int) -> tuple[Contents, int]:
+    simulation, parts = NOW[-1], _parts(frame)
+    found, folder = _contents(parts), path.removeprefix(f"{ROOT}/")
+    files = simulation.checkpoint.files
+    rows = [(name, row) for name in sorted(parts) for row in parts[name]]
+    whole = []
+    for start in range(0, len(rows), max_file_rows):
+        file: dict[str, list[int]] = {}
+        for name, row in rows[start : start + max_file_rows]:
+            file.setdefault(name, []).append(row)
+        whole.append(file)
+    for number, file in enumerate(whole):
+        simulation.reach("in stage")
+        if simulation.fails_to_stage():
+            raise StagingError("a micro-batch could not be staged: no space left on device")
+        files[f"{folder}/part-{number:05d}-{frame.run.uuid}.parquet"] = file, simulation.clock_ms
+    return found, found.rows * ROW_BYTES
+
+
+def _evaluate(frame: Frame, rules: object) -> Contents:
+    return _contents(_parts(frame))
+
+
+def _measured(spark: object, paths: Sequence[str], schema: str | None) -> list[Piece]:
+    found = []
+    for path in (path.removeprefix(f"{ROOT}/") for path in paths):
+        inside = [name for name in NOW[-1].listed_files() if name == path or name.startswith(f"{path}/")]
+        if not inside:
+            raise AnalysisException(message=f"[PATH_NOT_FOUND] {len(paths)} paths")
+        for name in inside:
+            parts, staged_ms = NOW[-1].checkpoint.files[name]
+            whole = staged_files.file_at(f"{ROOT}/{name}", staged_ms)
+            for partition, rows in parts.items():
+                measured = {"partition": partition, "rows": len(rows), "staged_bytes": len(rows) * ROW_BYTES}
+                found.append(Piece(**{**vars(whole), **measured, "checksum": sum(rows)}))
+    return sorted(found, key=lambda piece: (piece.batch_id, piece.path))
+
+
+def _pieces_below(spark: object, folder: str, schema: str | None) -> list[Piece]:
+    return _measured(spark, [f"{ROOT}/rows"], schema) if NOW[-1].listed_files() else []
+
+
+def _read_files(spark: object, folder: str, schema: object, files: Any, partition_by: object) -> list[int]:
+    pieces = [piece for file in files for piece in file]
+    return [row for piece in pieces for row in NOW[-1].checkpoint.files[piece.path][0][piece.partition]]
+
+
+# --- the staging folder ----------------------------------------------------------------------------------------------
+
+
+class Folder(StagingFolder):
+    """The product's staging folder: its log on the simulated disk, or in the object store; staged rows beside it."""
+
+    @classmethod
+    def of(cls, spark: object, checkpoint: str) -> Folder:
+        on_disk = NOW[-1].scenario.storage == "disk"
+        return cls(checkpoint, DiskPath(checkpoint) if on_disk else None)  # type: ignore[arg-type]
+
+    def _spark_lines(self, spark: object, others_write: bool) -> list[tuple[str, str]]:
+        return _store().listed(f"{self.uri}/log")
+
+    def remove(self, spark: Any, path: str) -> None:
+        if path.startswith("rows"):
+            files = NOW[-1].checkpoint.files
+            for name in sorted(name for name in files if name.startswith(f"{path}/")):
+                NOW[-1].reach("before remove")
+                files.pop(name, None)
+        else:
+            super().remove(spark, path)
+
+
+def _store() -> Store:
+    store = NOW[-1].checkpoint.log
+    assert isinstance(store, Store)
+    return store
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+class SimulatedSender(Sender):
+    """The product's loop, on a simulated table."""
+
+    def __init__(self, simulation: Simulation, options: Mapping[str, Any]) -> None:
+        super().__init__(SinkOptions(path="/table", partition_by="p", **options), "/checkpoint")
+        self.target = Target(self.options, simulation.table, simulation.reach)
+        self.actions = SparkActions(self.options, "/checkpoint", self.target)
+        self.beside = Aside(simulation, self)
+
+
+class Aside(Beside):
+    """A commit beside the micro-batches: it ends in the micro-batch after the one that began it, or is waited for."""
+
+    def __init__(self, simulation: Simulation, of: Sender) -> None:
+        super().__init__()
+        self.simulation, self.of = simulation, of
+        self.commit: Callable[[], do.Result] | None = None
+        self.batch_id, self.is_waited_for = -1, False
+
+    def begin(self, spark: Any, commit: Callable[[Any], do.Result]) -> bool:
+        how = self.simulation.scenario.beside
+        if not how:
+            return False
+        self.batch_id, self.is_waited_for = self.simulation.checkpoint.next_batch, False
+        early = commit(spark) if how == "at once" else None
+        self.commit = partial(commit, spark) if early is None else lambda: early
+        self.simulation.under_way = None if early else self.commit
+        return True
+
+    def result(self) -> do.Result | None:
+        commit = self.commit
+        if commit is None or not (self.is_waited_for or self.simulation.checkpoint.next_batch > self.batch_id):
+            return None
+        self.commit = self.simulation.under_way = None
+        return commit()
+
+    def wait(self, ms: int) -> None:
+        if self.commit is None:
+            self.simulation.clock_ms += 1000
+        self.is_waited_for = True
+
+
+@contextmanager
+def edges() -> Iterator[None]:
+    """Let simulations answer what the sink asks of Spark, of files and of clocks."""
+    next_batch = SimpleNamespace(of=lambda spark, checkpoint: NOW[-1].checkpoint.next_batch).of
+    app_id = SimpleNamespace(of=lambda spark, checkpoint: NOW[-1].checkpoint.app_id).of
+    none = SimpleNamespace(of=lambda *given: []).of
+    clock = SimpleNamespace(time_ns=lambda: NOW[-1].now_ns(), monotonic_ns=lambda: NOW[-1].now_ns())
+    tokens = SimpleNamespace(token_hex=lambda size: f"{NOW[-1].random.getrandbits(8 * size):0{2 * size}x}")
+    place = SimpleNamespace(path="/table", table=None)
+    nowhere = lambda *given: nullcontext()  # noqa: E731
+    answers: list[tuple[Any, str, Any]] = [
+        (failpoints, "hook", lambda name: NOW[-1].reach(name)),
+        (policy_adapter, "time", clock),
+        (log_host, "secrets", tokens),
+        (sender, "next_batch", next_batch),
+        *((spark_actions, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
+        *((spark_actions, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),
+        *((staged_files, name, value) for name, value in (("stage", _stage), ("evaluate", _evaluate))),
+        *((staged_files, name, value) for name, value in (("measured", _measured), ("read_files", _read_files))),
+        *((staged_files, name, value) for name, value in (("pieces_below", _pieces_below), ("rules_of", none))),
+        *((staging_folder, name, value) for name, value in (("os", Names), ("shutil", Names), ("Path", DiskPath))),
+        (staging_folder, "settings", nowhere),
+        (staging_folder, "write_line", lambda spark, path, line, mode: _store().write(path, line, mode)),
+        (staging_folder, "write_nothing", lambda spark, path, mode: _store().remove(path)),
+        (staged_view, "app_id_of", app_id),
+        (staged_view, "claimed_by", lambda *given: {}),
+        (staged_view, "resolved", lambda *given: place),
+        (staged_view, "next_batch", next_batch),
+        (staged_view, "repartitions_in", none),
+        (staged_view, "pieces_below", _pieces_below),
+    ]
+    with ExitStack() as patches:
+        for module, name, value in answers:
+            patches.enter_context(patch.object(module, name, value))
+        yield

@@ -1,0 +1,87 @@
+"""A slice of the simulation's histories, what they have found before, and the planted faults that they must find."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.simulation.planted import PLANTED, hunt
+from tests.simulation.play import Played, play, quiet, why_wrong
+from tests.simulation.shrink import shrunk
+from tests.simulation.world import Step, history
+
+HISTORIES = int(os.environ.get("HISTORIES", "300"))
+SEES = {
+    "a drain takes what Spark has not committed": 7,
+    "a step depends on the order of its rows": 6,
+    "a drain that an earlier run left is not tried again": 19,
+    "no read-back": 3,
+    "a half-written folder counts": 4,
+    "an open intent is taken as committed": 7,
+    "an open intent is taken as not committed": 5,
+    "an intent forgets what it leaves": 8,
+    "no intent": 2,
+    "nothing is synchronised": 65,
+    "a timer is too late": 23,
+    "any token fits": 1,
+    "an entry of a shard's log is forgotten": 1,
+}
+"""The first seed that shows a planted fault, if it is not 0; where it shows nothing any more, others are tried."""
+
+
+HAPPENINGS = (
+    "a task fails", "a late state", "a late commit", "staged files lost", "ConcurrentRun", "stopped: StagingError",
+    "stopped: ForeignWriterError", "stopped: StorageError", "stopped: StateVersionError", "crash after stage",
+    "crash after intend", "crash after commit", "crash before clean up", "crash before commits", "crash after commits",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    """The first histories, played once."""
+    return play(range(HISTORIES))
+
+
+def test_histories_of_crashes_replays_and_failing_storage_lose_and_double_nothing(played: Played) -> None:
+    assert not played.failures, "\n".join(map(str, played.failures))
+    print(f"{played.histories:,} histories, {played.a_minute:,.0f} a minute of one core")
+
+
+@pytest.mark.parametrize("what", HAPPENINGS)
+def test_the_histories_have_in_them_what_can_happen(played: Played, what: str) -> None:
+    assert played.seen[what], f"{what!r} is in none of {HISTORIES} histories"
+
+
+def test_a_history_is_the_same_each_time() -> None:
+    with quiet():
+        for seed in range(15):
+            scenario, steps = history(seed)
+            assert history(seed)[1] == steps
+            first, again = Counter[str](), Counter[str]()
+            assert why_wrong(scenario, steps, first) == why_wrong(scenario, steps, again) == ""
+            assert first == again, f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_histories_show_a_planted_fault(name: str) -> None:
+    first = SEES.get(name, 0)
+    _, failure = hunt(PLANTED[name], most=1, first=first, shrinks=False)
+    if failure is None:
+        _, failure = hunt(PLANTED[name], shrinks=False)
+    assert failure is not None, f"5,000 histories with this fault are like those without it: {name}"
+
+
+def test_a_failing_history_is_shrunk_to_the_steps_that_matter() -> None:
+    steps = [Step("micro-batch", number, {"files": number, "commits": ("absent",)}) for number in range(9)]
+
+    def fails(steps: Any) -> bool:
+        return {3, 7} <= {step.seed for step in steps} and any(
+            step.given["commits"] for step in steps if step.seed == 7
+        )
+
+    left = shrunk(steps, fails)
+    assert [step.seed for step in left] == [3, 7]
+    assert [step.given["commits"] for step in left] == [(), ("absent",)]
