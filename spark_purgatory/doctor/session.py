@@ -22,8 +22,8 @@ from spark_purgatory.doctor.finding import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
-from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
+from spark_purgatory.spark.sink.table.delta_start import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.storage.spark_access import told
 from spark_purgatory.spark.storage.storage_access import described, sql_text

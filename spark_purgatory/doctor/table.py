@@ -16,6 +16,8 @@ from spark_purgatory.errors import START_OVER, PurgatoryError, sentence_of
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
@@ -32,7 +34,7 @@ CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordina
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:
     """Everything about a table; with a checkpoint also whether it still holds what that has delivered."""
     try:
-        target = DeltaTarget(SinkOptions(path=place.get("path"), table=place.get("table")))
+        target = opened(SinkOptions(path=place.get("path"), table=place.get("table")))
         facts = target.facts(spark)
     except PurgatoryError as error:
         name = type(error).__name__
@@ -59,7 +61,9 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         if facts.is_mapped:
             yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
         yield from property_findings(facts.properties)
-        newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
+        newest = None
+        if isinstance(target, DeltaTarget):
+            newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
         if newest is not None:  # the clock of the last writer, or of its storage
             yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
     if checkpoint is not None:
@@ -81,7 +85,7 @@ def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Finding:
+def delivery_finding(spark: SparkSession, target: Target, checkpoint: str) -> Finding:
     """Report what the sink would say at its start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:

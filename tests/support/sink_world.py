@@ -24,8 +24,9 @@ from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
 from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, Run, StagedBatch, epoch_path
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableState, TableVersion
+from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableState, TableVersion
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
@@ -147,8 +148,8 @@ class WorldTable(DeltaTarget):
     def facts(self, spark: Any) -> TableFacts | None:
         return None if self.world.table_id is None else TableFacts(self.world.table_id, "/table", ())
 
-    def history(self, spark: Any, since: int | None = None, first: int = 0) -> History:
-        return History(tuple(reversed(self.world.versions)))
+    def history(self, spark: Any, since: int | None = None, first: int = 0) -> DeltaHistory:
+        return DeltaHistory(tuple(reversed(self.world.versions)))
 
     def noted(self, schema: str, version: int) -> str:
         return f"{schema.partition('@')[0]}@{version}"

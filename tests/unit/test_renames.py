@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableVersion
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
+from spark_purgatory.spark.sink.table.history import NO_VERSION, TableVersion
 from spark_purgatory.spark.sink.table.renames import (
     Change,
-    StagedColumns,
     UnknownColumnsError,
     changes_of,
     followed,
 )
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
 STAGED = T.StructType(
     [

@@ -8,14 +8,8 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Names
 from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.history import (
-    NO_VERSION,
-    DrainCommit,
-    History,
-    TableFacts,
-    TableState,
-    TableVersion,
-)
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableFacts, TableState, TableVersion
 
 OURS, THEIRS = "spark_purgatory/1/t", "spark_purgatory/2/t"
 

@@ -17,7 +17,7 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.target import Target
 
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200
@@ -108,7 +108,7 @@ class AccumulatorQuery:
         self._query.explain(extended)
 
     @property
-    def target(self) -> DeltaTarget:
+    def target(self) -> Target:
         """The table as it was claimed when the query was started."""
         return self._sender.target
 

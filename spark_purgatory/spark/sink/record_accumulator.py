@@ -28,7 +28,8 @@ from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.spark_access import settings_at_start
 from spark_purgatory.version import __version__
 
@@ -83,9 +84,9 @@ class RecordAccumulator(SinkOptions):
         return SinkOptions(**{name: getattr(self, name) for name in options_of(SinkOptions)})
 
     @property
-    def target(self) -> DeltaTarget:
+    def target(self) -> Target:
         """The table: the query's once there is one, also where the session has another current schema by then."""
-        return self._started[-1].target if self._started else DeltaTarget(self.options)
+        return self._started[-1].target if self._started else opened(self.options)
 
     def __str__(self) -> str:
         return str(self.target)

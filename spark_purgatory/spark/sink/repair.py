@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import History
+from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
+from spark_purgatory.spark.sink.table.target import Target
 
 
 class Conflict(NamedTuple):
@@ -49,7 +49,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
     claimed = claimed_by(spark, checkpoint)
     if not claimed:
         raise ConfigError(f"checkpoint={checkpoint!r} was made by no RecordAccumulator: there is nothing to repair")
-    target = DeltaTarget(SinkOptions(path=claimed.get("path"), table=claimed.get("table")))
+    target = opened(SinkOptions(path=claimed.get("path"), table=claimed.get("table")))
     app_id = app_id_of(spark, checkpoint)
     return [_decided(spark, target, app_id, name, found) for name, found in sorted(differing.items())]
 
@@ -61,7 +61,7 @@ def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
         place.remove(spark, entry.path)
 
 
-def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[LogEntry]) -> Conflict:
+def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entries: list[LogEntry]) -> Conflict:
     if not name.startswith("intent="):
         raise StagingError(
             f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "
@@ -69,7 +69,7 @@ def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, e
         )
     number = int(name.partition("=")[2])
     since = min(entry.body["base_version"] for entry in entries)
-    history = target.history(spark, since) if target.exists(spark) else History(())
+    history = target.history(spark, since) if target.exists(spark) else target.no_history
     commit = history.drains(app_id).get(number)
     if commit is not None:
         true = next((entry for entry in entries if entry.body["uuid"] == commit.intent_uuid), None)

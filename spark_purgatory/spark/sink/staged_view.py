@@ -14,17 +14,17 @@ from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.renames import StagedColumns, with_names
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_names
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
 
 TRIES = 5
 
 
-def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> DataFrame:
+def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
     """A version of the table, and the staged rows that it does not have; each row once, drains or not.
 
     A micro-batch is seen once Spark has committed it, or a drain has taken some of it: before that its folder may be
@@ -38,7 +38,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         )
     place = StagingFolder.of(spark, checkpoint)
     ledger, pieces, version = _looked_at(spark, target, checkpoint, place)
-    if not pieces and version > NO_VERSION:
+    if not pieces and version != NO_VERSION:
         return target.read(spark, version)
     if ledger.schema is None:
         raise ConfigError(
@@ -61,7 +61,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
 
 
 def _looked_at(
-    spark: SparkSession, target: DeltaTarget, checkpoint: str, place: StagingFolder
+    spark: SparkSession, target: Target, checkpoint: str, place: StagingFolder
 ) -> tuple[Ledger, list[Piece], int]:
     """The ledger, the pieces that a version of the table lacks, and that version, all of one time."""
     # The query may name the table in another way than the reader, and other tables may have its name.
@@ -95,12 +95,12 @@ def _looked_at(
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 
-def _version_of(spark: SparkSession, target: DeltaTarget) -> int:
+def _version_of(spark: SparkSession, target: Target) -> int:
     """Version of the table, `NO_VERSION` if it is not there."""
     return target.history(spark).version if target.facts(spark) is not None else NO_VERSION
 
 
-def _is_of(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str) -> bool:
+def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> bool:
     """Return True if the table is the one that the query writes to, under whatever name."""
     facts = target.facts(spark)
     if facts is None or ledger.table_id is not None:
@@ -108,16 +108,16 @@ def _is_of(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str
     return ledger.intent is not None and bool(target.history(spark, ledger.intent.base_version).drains(app_id))
 
 
-def _waiting(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str, version: int) -> list[Piece]:
+def _waiting(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, version: int) -> list[Piece]:
     """The staged pieces that a version of the table lacks. StagingError if nobody can tell."""
     intent, staged = ledger.intent, [*ledger.pieces.values()]
-    if intent is None or (ledger.is_done and version > NO_VERSION):
+    if intent is None or (ledger.is_done and version != NO_VERSION):
         return staged
-    if version > NO_VERSION:
+    if version != NO_VERSION:
         history = target.history(spark, intent.base_version)
-        if (commit := history.drains(app_id).get(intent.number)) is not None and commit.version <= version:
+        if intent.number in history.up_to(version).drains(app_id):
             return staged
-        if commit is None and not history.is_whole_since(intent.base_version):
+        if intent.number not in history.drains(app_id) and not history.is_whole_since(intent.base_version):
             raise StagingError(
                 f"the history of table {target} was cut since drain {intent.number} was begun, so whether its rows are "
                 "in the table or staged is not known. Start the query, which finishes the drain. Then read again"

@@ -1,8 +1,8 @@
-"""Rows into a Delta table exactly once, by way of a staging folder: the protocol, as decisions without Spark.
+"""Rows into a table exactly once, by way of a staging folder: the protocol, as decisions without Spark.
 
 Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A *micro-batch* b
 of it is run again after a crash, with the same rows and number. Its rows are *staged* in *pieces* (`ledger`), and
-*drain* N brings some pieces to the table in one Delta transaction: ``txnAppId`` the query and table, ``txnVersion`` N.
+*drain* N brings some pieces to the table in one transaction, marked with the query and with N.
 The *staging log* is the folder of entries beside the pieces (`staging_folder`).
 
 `next_action` says what is to be done now, from the ledger, the policy and the time alone; `apply` takes in what came of
@@ -35,7 +35,7 @@ the policy could need it (`backlog`). Then:
 4. `Intend`: an entry of the log names N, the pieces taken, all that is left, and the last micro-batch: everything
    before it is superseded; and the table's version, after which N's is to come.
 5. `Commit`: the rows of the pieces taken are counted and summed up once more; then they go to the table, each row
-   compared with its hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`Beside`): b
+   compared with its hash, marked with N and with the intent's uuid. A thread does it (`Beside`): b
    and later ones are staged meanwhile; 6 and 7 follow between two actions of one of them. A flush and the end wait.
 6. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
 7. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
@@ -51,23 +51,23 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | C. before the intent of 4 | no intent N | N - 1 | the policy decides again |
 | D. after 4, before the commit of 5 | intent N, not done | N - 1 | 5 with the same pieces |
 | E. after 5 | intent N, not done | N | 6, 7 |
-| D or E | intent N, not done | its history was cut since the intent | 5 again, which Delta skips in E; 7 |
+| D or E | intent N, not done | its history was cut since the intent | 5 again, which the table skips in E; 7 |
 | F. in 7 | done N | N | 7 at the next drain; what was removed is no longer named |
 | G. and the table was dropped or replaced | its id, done N at version V | another id | stop: TableLostError |
-| G. and the table is an old copy of itself | done N at version V | less than V, or V is not N | stop: TableLostError |
-| G. and the table was restored to before drain N | done N at version V | a RESTORE after it | stop: TableLostError |
+| G. and the table is an old copy of itself | done N at version V | no version V, or V is not N | stop: TableLostError |
+| G. and the table was restored to before drain N | done N at version V | V is not part of it | stop: TableLostError |
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | H. and someone has its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| D. but its commit arrives later | intent N, not done | N - 1, then N | 5 again, which Delta skips or refuses; 6, 7 |
+| D. but its commit arrives later | intent N, not done | N - 1, then N | 5 again, which it skips or refuses; 6, 7 |
 | K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whichever run ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 | M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
 
-Step 6 reads the history and does not rely on step 5, because Delta *silently* skips a write whose txnVersion is not
-above the last. So a commit that nobody can know of is repeated (`history`). Step 1 never leaves a micro-batch
-unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
+Step 6 reads the history and does not rely on step 5: a table may *silently* skip what it has, and an answer may be
+lost. A table that skips each drain that it ever had is given one again that nobody can know of (`History`). Step 1
+never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from spark_purgatory.spark.sink.drain.protocol import apply, next_action
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.staged_files import WRITE_SETTINGS
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.renames import StagedColumns
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.storage.checkpoint_files import next_batch
 from spark_purgatory.spark.storage.spark_access import another_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
@@ -90,7 +90,7 @@ class Sender:
         self.options, self.checkpoint, self.on_delivery = options, checkpoint, on_delivery
         self.since = since
         """The table's version whose names of columns the stream has; `NO_VERSION` without a table."""
-        self.target = DeltaTarget(options, since)
+        self.target = opened(options, since)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()

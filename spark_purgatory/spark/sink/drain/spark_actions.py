@@ -21,10 +21,10 @@ from spark_purgatory.spark.sink.staging import ledger_format, staged_files
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import History, TableState
-from spark_purgatory.spark.sink.table.renames import StagedColumns
+from spark_purgatory.spark.sink.table.history import TableState
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
@@ -43,7 +43,7 @@ DRAIN_QUERY = {
 class SparkActions:
     """The actions of a run of the query, in the session of its micro-batches and in that of a drain beside them."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, target: DeltaTarget) -> None:
+    def __init__(self, options: SinkOptions, checkpoint: str, target: Target) -> None:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
@@ -214,7 +214,7 @@ class SparkActions:
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
         """The table before a drain: TableLostError, SchemaMismatchError."""
         facts = self.target.check(spark, table_id, schema)
-        history = History(()) if facts is None else self.target.history(spark, ledger.table_version)
+        history = self.target.no_history if facts is None else self.target.history(spark, ledger.table_version)
         self.truth.check_restore(ledger.names, ledger.table_version, history)
         return TableState(facts, history)
 

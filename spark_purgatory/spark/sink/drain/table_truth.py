@@ -1,6 +1,6 @@
 """What the table holds of a query's drains, beside what the staging log says of them: cases D, E, G, H of `protocol`.
 
-Nothing here asks Spark: `spark_actions` asks the table in Delta's own words (`history`), by path or by name.
+Nothing here asks Spark: `spark_actions` asks the table, in the words of its format (`history`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TableTruth:
             if commit is not None:
                 what = "was committed: its clean-up follows"
             elif not history.is_whole_since(intent.base_version):
-                what = "was decided before the table's history was cut: it follows again, and Delta skips it if need be"
+                what = "was decided before the table's history was cut: it follows again, and is skipped if need be"
             LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
         return Looked(state.facts.id if state.facts else None, commit)
 
@@ -63,8 +63,8 @@ class TableTruth:
             raise _foreign(names, max(drains), number)
         if (version := ledger.table_version) is None:
             return
-        is_there = last_done in drains or not history.is_whole_since(version - 1)
-        if history.version < version or not is_there:
+        is_there = last_done in drains or not history.is_whole_from(version)
+        if history.lacks(version) or not is_there:
             why = f"its version {version} should be drain {last_done}, but it is at version {history.version}: it was "
             raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
         self.check_restore(names, version, history)
@@ -83,14 +83,14 @@ class TableTruth:
         if (undone := history.undone(version)) is not None:
             raise TableLostError(
                 f"table {names.table} was {undone}, before version {version} with the last drain of this query: rows "
-                f"that were delivered are gone. Nothing was written, staged rows wait. RESTORE the table to version "
+                f"that were delivered are gone. Nothing was written, staged rows wait. {history.words.restore} "
                 f"{version} or later and start again, or {START_OVER}"
             )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
                 f"the history of table {names.table} was cut since the last drain (version {version}): a RESTORE in "
-                "that time would not show. Raise delta.logRetentionDuration"
+                f"that time would not show. {history.words.keep}"
             )
 
 
@@ -111,9 +111,9 @@ def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
 
 
 def since(ledger: Ledger) -> int | None:
-    """The version after which everything that the table says is looked at, at a start."""
+    """The version from which on everything that the table says is looked at, at a start."""
     if ledger.table_version is not None:
-        return ledger.table_version - 1  # That of the last drain itself is looked at.
+        return ledger.table_version  # That of the last drain itself is looked at.
     return None if ledger.intent is None or ledger.is_done else ledger.intent.base_version
 
 
@@ -129,17 +129,17 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
         if history.is_whole_since(intent.base_version):
             raise SkippedWriteError(
                 f"drain {intent.number} was written to table {names.table} without an error, but its history has "
-                f"no such commit of app id {names.app_id!r}: Delta skips a txnVersion that is not above the app "
-                "id's last, so someone else writes with this app id, or an old copy of the checkpoint was "
+                f"no such commit of app id {names.app_id!r}: {history.words.skips}, "
+                "so someone else writes with this app id, or an old copy of the checkpoint was "
                 f"brought back. Staged rows wait. Stop the other writer, and {START_OVER}"
             )
         if not history.is_whole_since(before):
             raise StorageError(
                 f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
                 f"while drain {intent.number} was written, which is the version after {before} or none. Staged "
-                "rows wait. Raise delta.logRetentionDuration, and start again"
+                "rows wait. {history.words.keep}, and start again"
             )
-        said = "had been committed before the table's history was cut: Delta skipped it"
+        said = "had been committed before the table's history was cut: it skipped it"
         LOG.warning(f"table {names.table}, drain {intent.number} {said}")
         commit = DrainCommit(NO_VERSION, names.app_id, intent.number, intent.uuid)
     return Found(facts.id, commit)

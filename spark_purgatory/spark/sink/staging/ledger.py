@@ -88,7 +88,7 @@ class Ledger:
     table_version: int | None = None
     """The table's version after the last drain that was read back; None if that is not known."""
     table_id: str | None = None
-    """Delta's id of the table; None as long as there is none."""
+    """The table's id; None as long as there is no table."""
     names: Names = field(default_factory=Names)
     """The names for errors."""
     failure: Failed | None = None

@@ -130,11 +130,11 @@ class Intent:
     """The rows that a drain will commit."""
 
     number: int
-    """The drain's number, and its txnVersion."""
+    """The drain's number."""
     uuid: str
-    """What the commit's userMetadata has: it says whose commit it is."""
+    """What the commit's mark has: it says whose commit it is."""
     table_id: str | None
-    """Delta's id of the table; None if it is to be made."""
+    """The table's id; None if it is to be made."""
     schema: str
     last_batch: int
     """The last micro-batch that counts. Spark has committed it, so all of ``taken`` and ``left`` is as it will be."""

@@ -1,4 +1,4 @@
-"""Columns that a table's owner renamed, dropped or added while rows with the old names were staged.
+"""Columns that a Delta table's owner renamed, dropped or added while rows with the old names were staged.
 
 Delta gives each column an id, and shows it to nobody: a schema that it hands out has none. But its history names every
 change of a column. So staged rows carry the version of the table at which their columns had the names that they have
@@ -18,19 +18,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
-from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableVersion
-from spark_purgatory.spark.storage.storage_access import back_ticked
-
-Path = tuple[str, ...]
-"""A column's place: its struct's name, and its own."""
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
+from spark_purgatory.spark.sink.table.history import TableVersion
+from spark_purgatory.spark.sink.table.staged_columns import Path, StagedColumns, paths
 
 
 class UnknownColumnsError(Exception):
@@ -54,43 +49,7 @@ ALL_NEW = Change(old=())
 """Every column was replaced."""
 
 
-@dataclass(frozen=True)
-class StagedColumns:
-    """The columns of staged rows, and what the table called them at one of its versions."""
-
-    rows: T.StructType
-    """As the staged files have them."""
-    version: int = NO_VERSION
-    """The table's version; `NO_VERSION` if there was no table."""
-    there: T.StructType | None = None
-    """The same columns with the table's names at that version; None if these are the rows' own."""
-
-    @classmethod
-    def of(cls, text: str) -> StagedColumns:
-        """Read what `text` wrote."""
-        body = json.loads(text)
-        there = T.StructType.fromJson(body["there"]) if "there" in body else None
-        return cls(T.StructType.fromJson(body), body.get("version", NO_VERSION), there)
-
-    @property
-    def text(self) -> str:
-        """The columns as the staging log has them: the JSON of a schema, with more."""
-        there = {} if self.there is None else {"there": self.there.jsonValue()}
-        return json.dumps({**self.rows.jsonValue(), "version": self.version, **there}, separators=(",", ":"))
-
-    def continued(self, known: str | None) -> str:
-        """What to stage rows of these columns with: as ``known``, if they are the same rows' since this version."""
-        if known is None:
-            return self.text
-        other = StagedColumns.of(known)
-        return known if other.rows == self.rows and other.version >= self.version else self.text
-
-    def at(self, history: History, names: T.StructType) -> StagedColumns:
-        """The same columns, whose ``names`` are those of the history's last version."""
-        return replace(self, version=history.version, there=names if moved(self.rows, names) else None)
-
-
-def followed(columns: StagedColumns, history: History, there: T.StructType) -> tuple[T.StructType, list[str]]:
+def followed(columns: StagedColumns, history: DeltaHistory, there: T.StructType) -> tuple[T.StructType, list[str]]:
     """The columns with the names that the table, whose columns are ``there``, has for them now.
 
     Also returns those that were dropped while another column got their name: no column of the table is theirs. Raises
@@ -126,7 +85,7 @@ def followed(columns: StagedColumns, history: History, there: T.StructType) -> t
     return done, lost
 
 
-def changes_since(version: int, history: History) -> list[Change]:
+def changes_since(version: int, history: DeltaHistory) -> list[Change]:
     """The changes that lead from version ``version`` to the last one; UnknownColumnsError.
 
     They are undone first, and made then, where a RESTORE led to a version before ``version``.
@@ -165,33 +124,11 @@ def _parts(path: str) -> Path:
     return tuple(dotted or plain for dotted, plain in re.findall(r"`(.+?)`(?=[.]|$)|([^.]+)", path))
 
 
-def moved(before: T.StructType, after: T.StructType) -> dict[str, str]:
-    """Columns that have another name in ``after``, at every depth."""
-    pairs = zip(paths(before), paths(after), strict=True)
-    return {".".join(old): ".".join(new) for old, new in pairs if old[-1].lower() != new[-1].lower()}
-
-
-def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
-    """The rows with the names of a schema, at every depth, column by column."""
-    if rows.schema.simpleString() == schema.simpleString():
-        return rows
-    pairs = zip(rows.columns, schema.fields, strict=True)
-    return rows.select(*(F.col(back_ticked(old)).cast(new.dataType).alias(new.name) for old, new in pairs))
-
-
 def _applied(changes: Iterable[Change], path: Path) -> Path | None:
     at: Path | None = path
     for change in changes:
         at = None if at is None else change.applied(at)
     return at
-
-
-def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
-    """The columns at every depth, as they are written."""
-    for name, part in within(kind):
-        if isinstance(kind, T.StructType):
-            yield (*path, name)
-        yield from paths(part, (*path, name))
 
 
 def _lower(parts: Sequence[str]) -> Path:

@@ -28,7 +28,7 @@ CLAIM = "staging/table"
 """Below the checkpoint."""
 _BEGUN, _COMMIT, _LOG = (re.compile(pattern) for pattern in (r"/metadata$", r"/commits/(\d+)$", r"/staging/log/"))
 Claimed = dict[str, str]
-"""``path`` or ``table``: the table; ``given``: what its user called it; ``id``: Delta's, empty if it was to be made."""
+"""``path`` or ``table``: the table; ``given``: what its user called it; ``id``: its own, empty if it was to be made."""
 KEYS = ({"path", "given", "id"}, {"table", "given", "id"})
 
 
@@ -142,7 +142,7 @@ def _said(claimed: Claimed) -> str:
 
 
 def app_id_of(spark: SparkSession, checkpoint: str) -> str:
-    """The ``txnAppId``: Spark's id of the query, made at its first start and kept. A table may get another name."""
+    """The app id: Spark's id of the query, made at its first start and kept. A table may get another name."""
     rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
     try:
         query_id = json.loads(rows[0]["value"])["id"]

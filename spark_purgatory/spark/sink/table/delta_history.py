@@ -1,0 +1,135 @@
+"""The past of a Delta table: HISTORY, by path and by name, whoever keeps its log.
+
+A drain's writer puts its mark into the version's ``userMetadata``. Delta's own record of transactions is not in the
+history. Versions are counted, and log clean-up cuts the history from its oldest version on. Delta itself still knows: a
+write whose ``txnVersion`` is not above the app id's last is skipped. So a drain that may have been done is done again::
+
+    intent 7 was made at version 40; the query crashed; the history now begins at version 55, the table is at 60
+    7 is not in 55 .. 60, and the history is not whole since 40         so: write 7 again
+    the table is at 61, which has the mark of 7                         it was not there, and is now
+    the table is at 60, or at 61 with another's mark                    Delta skipped it: it was there
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_purgatory.spark.sink.table.history import (
+    FIRST_LOOK,
+    NO_VERSION,
+    DrainCommit,
+    History,
+    TableVersion,
+    Words,
+)
+
+COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+"""Columns of DESCRIBE HISTORY that are read, and ``timestamp`` as text, ``at``."""
+
+
+def made_of(entry: TableVersion) -> int | None:
+    """The version that one goes on from: the one before, or that which a RESTORE led to; None if it names a time."""
+    if entry.operation != "RESTORE":
+        return entry.version - 1
+    to_version = (entry.parameters.get("version") or "").strip('"')
+    return int(to_version) if to_version.isdigit() else None
+
+
+@dataclass(frozen=True)
+class DeltaHistory(History):
+    """The last versions of a Delta table."""
+
+    words = Words(
+        keep="Raise delta.logRetentionDuration",
+        restore="RESTORE the table to version",
+        skips="Delta skips a txnVersion that is not above the app id's last",
+    )
+
+    def is_whole_since(self, version: int) -> bool:
+        """True as well where there is no table."""
+        return not self.entries or self.entries[-1].version <= version + 1
+
+    def is_whole_from(self, version: int) -> bool:
+        """The same, of the version before."""
+        return self.is_whole_since(version - 1)
+
+    def lacks(self, version: int) -> bool:
+        """Versions are counted."""
+        return self.version < version
+
+    def up_to(self, version: int) -> DeltaHistory:
+        """Without the later ones."""
+        return DeltaHistory(tuple(entry for entry in self.entries if entry.version <= version))
+
+    def lineage(self, version: int) -> dict[int, TableVersion | None]:
+        """The versions that a version is made of, the newest first: what a RESTORE undid is left out.
+
+        The last of them is one that the history has lost (None), or a RESTORE to a time, which may have led anywhere.
+        """
+        of = {entry.version: entry for entry in self.entries}
+        found: dict[int, TableVersion | None] = {}
+        at: int | None = version
+        lost = min(of, default=NO_VERSION) - 1
+        while at is not None and at >= lost and at not in found:
+            entry = found[at] = of.get(at)
+            at = None if entry is None else made_of(entry)
+        return found
+
+    def undone(self, version: int) -> str | None:
+        """What the table was made into, if version ``version`` is no longer part of it; None if it is.
+
+        A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
+        have brought the version back. Where one names a time, the version counts as gone.
+        """
+        for at, entry in self.lineage(self.version).items():
+            if entry is None or at <= version:
+                return None
+            if "REPLACE TABLE" in entry.operation:
+                return f"replaced in version {at}"
+            if (before := made_of(entry)) is None:
+                return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"
+            if before < version:
+                return f"restored to version {before}"
+        return None
+
+
+def mark(app_id: str, number: int, intent_uuid: str) -> str:
+    """The ``userMetadata`` of a drain."""
+    return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
+
+
+def whole_history(
+    rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None, first: int = FIRST_LOOK
+) -> DeltaHistory:
+    """The last versions of a table, and all after version ``since`` that it still has.
+
+    ``rows_of``: so many of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`; ``first``: at first.
+    """
+    history = _history(rows_of(first))
+    if since is None or len(history.entries) < first or history.is_whole_since(since):
+        return history
+    # Others may go on: what they add meanwhile is read as well.
+    return _history(rows_of(2 * FIRST_LOOK + history.version - since))
+
+
+def _history(rows: Iterable[Mapping[str, Any]]) -> DeltaHistory:
+    entries = []
+    for row in sorted(rows, key=lambda row: row["version"], reverse=True):
+        operation, parameters = row["operation"] or "", row["operationParameters"] or {}
+        entries.append(TableVersion(row["version"], operation, parameters, _commit(row), row.get("at", "")))
+    return DeltaHistory(tuple(entries))
+
+
+def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
+    try:
+        said = json.loads(row["userMetadata"] or "null")
+        app_id, number, uuid = said["app_id"], said["drain"], said["intent"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    metrics = row["operationMetrics"] or {}
+    found = [metrics.get(name) for name in ("numOutputRows", "numFiles", "numOutputBytes")]
+    counts = (None if count is None else int(count) for count in found)
+    return DrainCommit(row["version"], str(app_id), int(number), str(uuid), *counts)

@@ -1,0 +1,89 @@
+"""Before a query starts that writes to a Delta table: the place of a new one, and columns that Delta fills itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError, StorageError, sentence_of
+from spark_purgatory.spark.sink.table.target import SpecialColumns
+from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text, write_nothing
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+
+DEFAULTS = "spark.databricks.delta.properties.defaults."
+"""Before the name of a table's property without ``delta.``: the session's default for new tables."""
+SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
+"""Features of a table that may have such columns; other tables need not be asked."""
+WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
+_CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
+
+
+def default(spark: SparkSession, name: str) -> str:
+    """A property that new tables get from the session."""
+    return spark.conf.get(f"{DEFAULTS}{name.removeprefix('delta.')}", "none") or "none"
+
+
+def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
+    """The columns of a table that Delta fills itself: generated, identity, default. No column's description says so.
+
+    Delta plans a MERGE that would insert nothing but the stream's columns, and runs nothing: its plan has a value for
+    each column of the table, and ``null`` for those that nobody fills. It works by name and by path (``place``),
+    whoever keeps the log. What Delta does not say is left to the first drain: it counts as filled.
+    """
+    ours = {name.lower() for name in given}
+    closed: set[str] = set()
+    while True:
+        taken = [name for name in there if name.lower() in ours - closed]
+        plan = _plan(spark, place, taken) if taken else ""
+        refused = _CLOSED.search(plan)
+        if refused is None or refused[1].lower() not in ours - closed:
+            break
+        closed.add(refused[1].lower())
+    lacking = {name.lower(): re.escape(back_ticked(name)) for name in there if name.lower() not in ours}
+    filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
+    return SpecialColumns(frozenset(filled), frozenset(closed))
+
+
+def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
+    names = [back_ticked(name) for name in columns]
+    values = ", ".join(f"new.{name}" for name in names)
+    with settings(spark, WHOLE_PLAN):
+        explained = spark.sql(
+            f"EXPLAIN EXTENDED MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        ).first()
+    return "" if explained is None else str(explained[0])
+
+
+def check_place(spark: SparkSession, target: str, place: str, is_there: bool | None, was_begun: bool) -> None:
+    """Raise ConfigError or StorageError if the table cannot be made where it is to be.
+
+    ``is_there``: something is, in the folder of a table by path; None of one by name. ``was_begun``: the first drain
+    was, and may have been killed there before there was a table.
+    """
+    try:
+        by_name = is_there is None
+        there = described(spark, sql_text(place)) is not None if by_name else is_there
+        files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
+        if files and was_begun and by_name:  # Delta makes a table by name in an empty folder only.
+            raise ConfigError(
+                f"table {target} would be made in {place}, which has {len(files):,} files that the first drain left "
+                "when it was killed. Nothing was started. Remove the folder and start again: the rows in it were not "
+                "delivered, and that drain brings them"
+            )
+        if files and not was_begun:
+            raise ConfigError(
+                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. "
+                "Nothing was started. Give a folder that is empty or does not exist. If another query was killed in "
+                "its first drain there, it left the files: start with its checkpoint, or remove them"
+            )
+        write_nothing(spark, place, "append")
+    except SPARK_FAULTS as error:
+        raise StorageError(
+            f"table {target} cannot be made in {place}: {sentence_of(error)}. Nothing was started. Give the session "
+            "what its storage needs (jars, credentials, permission), or another place"
+        ) from error

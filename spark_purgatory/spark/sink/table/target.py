@@ -1,0 +1,254 @@
+"""The table that rows end in, by path or by name: what a drain, and all that is around it, asks of any format.
+
+`DeltaTarget` is one. Each says what its table is, what became of it since a version (`History`), which columns it
+takes, and appends the rows of a drain with the drain's mark, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError
+from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
+
+COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
+"""A property by which a table's owner says that no column was renamed between a version and what its history has."""
+MAX_ADDED = 5
+"""More columns that a table lacks were hardly forgotten: it looks like another table."""
+MAX_LISTED = 12
+
+
+class SpecialColumns(NamedTuple):
+    """Names in lower case."""
+
+    filled: frozenset[str] = frozenset()
+    """Columns that the stream lacks, and the table fills."""
+    closed: frozenset[str] = frozenset()
+    """Columns that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
+
+
+class Target(ABC):
+    """A table by path or by name."""
+
+    format: ClassVar[str]
+    """Its name, as people write it."""
+    no_history: ClassVar[History]
+    """That of a table which is not there."""
+    adding: ClassVar[str] = ""
+    """The setting by which a drain may add the columns that the table lacks."""
+    widening: ClassVar[str] = ""
+    """What the table must have before a column's type may be widened."""
+
+    def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
+        self.path, self.table = options.path, options.table
+        self.partition_by = options.names_of("partition_by")
+        self.since = since
+        """The table's version whose names of columns ``partition_by`` has."""
+        self._facts: TableFacts | None = None
+        """The table when it was last looked at; None if it was not there."""
+        self._columns: StagedColumns | None = None
+        """The columns of the rows to be written next, with the table's names when it was looked at last."""
+        self._written: T.StructType | None = None
+        """The same as they are written: with the table's names and types."""
+
+    def __str__(self) -> str:
+        return str(self.table or self.path)
+
+    # --- what a format says ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def sql_place(self) -> str:
+        """The table as Spark's statements have it."""
+
+    @abstractmethod
+    def check_session(self, spark: SparkSession) -> None:
+        """Raise ConfigError if the session lacks what the format needs."""
+
+    @abstractmethod
+    def exists(self, spark: SparkSession) -> bool:
+        """Return True if the table is there."""
+
+    @abstractmethod
+    def described(self, spark: SparkSession) -> TableFacts | None:
+        """The table's facts, None without one. Raises TableForgetsError, ConfigError."""
+
+    @abstractmethod
+    def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> History:
+        """Return the last versions of the table, and of all from version ``since`` on."""
+
+    @abstractmethod
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """The table, as it is now or was when it was read."""
+
+    @abstractmethod
+    def columns_now(
+        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
+    ) -> StagedColumns:
+        """The columns with the names that the table, whose columns are ``there``, has for them now.
+
+        Raises SchemaMismatchError where nobody can tell.
+        """
+
+    @abstractmethod
+    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+        """Write rows in one transaction of the table, with the mark of a drain; ``max_file_rows``: 0 is no limit."""
+
+    def taking(self, spark: SparkSession) -> Taking:
+        """How the table takes rows in this session."""
+        return Taking()
+
+    @abstractmethod
+    def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
+        """What keeps the table, or one that would be made, from holding such rows."""
+
+    @abstractmethod
+    def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
+        """Raise ConfigError, StorageError or TableForgetsError if a table cannot be made as it must be.
+
+        ``place``: the folder that it would get, where that is known. ``was_begun``: the first drain was, and may have
+        been killed there before there was a table.
+        """
+
+    @abstractmethod
+    def check_start(
+        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
+    ) -> tuple[T.StructType, int, SpecialColumns]:
+        """Look at a table that a stream of such rows is to go on with; ``known`` were staged last.
+
+        Returns its columns, the version whose names of columns the stream has, and columns that take no values, or
+        need none. Raises SchemaMismatchError, StorageError.
+        """
+
+    # --- what is the same for all ----------------------------------------------------------------------------------
+
+    def facts(self, spark: SparkSession) -> TableFacts | None:
+        """Return what the table says of itself, None without one. Raises TableForgetsError, ConfigError."""
+        self._facts = None
+        if (facts := self.described(spark)) is None:
+            return None
+        if not _is_partitioned_by(self.partition_by, facts):
+            ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])
+            now = self.columns_now(spark, StagedColumns(ours, self.since), facts, self.read(spark).schema)
+            if not _is_partitioned_by((now.there or ours).names, facts):
+                raise self.partitioned_otherwise(self.partition_by, facts)
+        self._facts = facts
+        return facts
+
+    def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
+        """The error that says so."""
+        return ConfigError(
+            f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
+            "give these, or write to a new table"
+        )
+
+    def state(self, spark: SparkSession, since: int | None) -> TableState:
+        """Return the table as it is, with all versions from ``since`` on. Raises as `facts`."""
+        facts = self.facts(spark)
+        return TableState(facts, self.no_history if facts is None else self.history(spark, since))
+
+    def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
+        """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns.
+
+        ``schema``: the columns as the staging log has them (`StagedColumns`).
+        """
+        facts = self.facts(spark)
+        if table_id is not None and (facts is None or facts.id != table_id):
+            what = "is gone" if facts is None else f"was replaced (its id is {facts.id}, not {table_id})"
+            raise TableLostError(
+                f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
+                f"(RESTORE, or from a copy), or {START_OVER}"
+            )
+        self._columns = self._written = None
+        if facts is not None:
+            there = self.read(spark).schema
+            self._columns = self.columns_now(spark, StagedColumns.of(schema), facts, there)
+            names = self._columns.there or self._columns.rows
+            self.check_columns(spark, there, names)
+            self._written = fitted_columns(names, there)
+        return facts
+
+    def noted(self, schema: str, version: int) -> str:
+        """The columns of staged rows, as an intent notes them that is made at a version of the table."""
+        if (columns := self._columns) is None:
+            return schema
+        return (columns if columns.there else replace(columns, version=version)).text
+
+    def folders_of(self, rows: T.StructType) -> list[str]:
+        """The table's partition columns as the rows to be written next name them."""
+        renamed = None if self._columns is None else self._columns.there
+        given = {} if renamed is None else dict(zip(renamed.names, rows.names, strict=True))
+        folders = (self._facts and self._facts.partition_by) or self.partition_by
+        return [given.get(name, name) for name in folders if given.get(name, name) in rows.names]
+
+    def _is_known(self, spark: SparkSession) -> bool:
+        """Return True if there is a table of the name; what is no name could be SQL of another meaning."""
+        try:
+            return spark.catalog.tableExists(str(self.table))
+        except AnalysisException as error:
+            raise ConfigError(
+                f"table={self.table!r} is not the name of a table ({error.getCondition()}). Write "
+                "catalog.schema.table, with back-ticks around a part that has more than letters a to z, digits and _"
+            ) from None
+
+    def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
+        """Raise SchemaMismatchError if the table does not take rows of such columns."""
+        taking, or_adding = self.taking(spark), f", or set {self.adding}=true" if self.adding else ""
+        known = {field.name.lower(): field.dataType for field in there.fields}
+        new = [field for field in staged.fields if field.name.lower() not in known]
+        strange = [] if taking.adds else [field.name for field in new]
+        other = [
+            change
+            for field in staged.fields
+            if field not in new
+            for change in changed(field.dataType, known[field.name.lower()], field.name, taking)
+        ]
+        if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
+            known_names = len(staged.fields) - len(strange)
+            has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
+            raise SchemaMismatchError(
+                f"table {self} has {has} of the stream: it looks like another table. It has {listed(there.names)}; it "
+                f"lacks {listed(strange)}. Nothing was written; rows that are staged already wait. Name the "
+                "stream's own table, or one that does not exist yet, which the first drain makes. If it is the right "
+                f"table, add the columns to it{or_adding}, and start again"
+            )
+        faults = []
+        if strange:
+            added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
+            adding = f"Run ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
+            faults.append((f"lacks {', '.join(strange)}", adding))
+        if other:
+            casting = (
+                f"Widen the columns of the table: {self.widening}ALTER TABLE {self.sql_place} "
+                "ALTER COLUMN ... TYPE. If no such rows are staged, you may cast the columns of "
+                "the stream instead. Then start again"
+            )
+            faults.append((f"has other types for {', '.join(other)}", casting))
+        if faults:
+            lacks, remedies = zip(*faults, strict=True)
+            raise SchemaMismatchError(
+                f"table {self} {' and '.join(lacks)}, which the rows have. Nothing was written; rows that are staged "
+                f"already wait. {'. '.join(remedies)}"
+            )
+
+
+def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
+    """Return True if a table has these partition columns; it may have more, which Delta computes."""
+    ours = [name.lower() for name in names]
+    return ours == [name.lower() for name in facts.partition_by if name.lower() in ours]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them."""
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
