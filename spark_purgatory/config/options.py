@@ -27,7 +27,7 @@ class NamedPurgatory(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Operations(Options):
-    """The stream of operations: their ids, the keys on which they wait, and the times from and until which they wait.
+    """The stream of operations: their ids, the keys on which they wait, and the times at which they start and end.
 
     Args:
         id: The column that identifies an operation.
@@ -98,8 +98,8 @@ class Operations(Options):
             self.us_of("timeout")
         if self.timeout_unit is not None and self.timeout_column is None:
             raise ConfigError(
-                f"operations.timeout_unit={self.timeout_unit!r} is for a timeout that names a column of whole numbers; "
-                f"{text} is none"
+                f"operations.timeout_unit={self.timeout_unit!r} needs a timeout column of whole numbers, and {text} is "
+                "not one: remove timeout_unit, or name a column"
             )
 
     @property
@@ -211,7 +211,7 @@ def require_name(value: object, field: str) -> None:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{field}={value!r} must be a path or a name")
     if len(value.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(f"{field} has {len(value.encode()):,} bytes, at most {MAX_NAME_BYTES:,} are allowed")
+        raise ConfigError(f"{field} has {len(value.encode()):,} bytes: use one of at most {MAX_NAME_BYTES:,} bytes")
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
         raise ConfigError(f"{field}={value!r} contains a control character: remove it")
     if ".." in value.split("/"):

@@ -103,9 +103,7 @@ class PurgatoryOptions(Options):
         if self.us_of("tick") < 1000:
             raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
         if self.completions.value is None and isinstance(self.criterion, Criterion) and self.criterion.reads_values:
-            raise ConfigError(
-                "completions.value is missing: the criterion adds up or compares values; name their column"
-            )
+            raise ConfigError("completions.value is missing, but the criterion reads values: name their column")
         if self.evidence_order == "value" and self.completions.value is None:
             raise ConfigError(
                 "evidence_order='value' compares event values, but Completions(value=...) is not set: set it, or "

@@ -19,7 +19,7 @@ class Metric:
     text: str
     kafka: str = ""
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()  # labels besides ``query``, each with its values
-    source: Literal["batch", "state", "sink"] = "batch"  # measured in each micro-batch, read from the state at times
+    source: Literal["batch", "state", "sink"] = "batch"  # per micro-batch, from the checkpoint at times, or by the sink
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:

@@ -100,7 +100,7 @@ def stream_outcomes(
 ) -> tuple[DataFrame, int]:
     """Stream both DataFrames in random micro-batches; the arguments are those of `assert_stream_equals_batch`.
 
-    A restart is left out if no rows of both inputs would follow.
+    A restart is left out unless rows of both inputs follow.
 
     Returns:
         The outcomes, and the last watermark in microseconds since 1970.
@@ -220,8 +220,8 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
     """Raise ConfigError if the statuses of early outcomes depend on the order of arrival."""
     if purgatory.completions.kind is not None:
         raise ConfigError(
-            f"emit='early' and completions.kind={purgatory.completions.kind!r}: with control events the statuses "
-            "depend on the order of arrival; test with emit='final', or without completions.kind"
+            f"emit='early' and completions.kind={purgatory.completions.kind!r}. With control events the statuses "
+            "depend on the order of arrival: test with emit='final', or without completions.kind"
         )
     fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "scope": purgatory.scope}
     if not isinstance(purgatory.operations.keys, (list, tuple)):
@@ -230,8 +230,8 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
     identity = [field_column(operations, value, field).alias(field) for field, value in named.items()]
     if repeated := operations.groupBy(*identity).count().where("count > 1").count():
         raise ConfigError(
-            f"emit='early' and {repeated} of operations.id are on several rows: which of them is DUPLICATE depends on "
-            "the order of arrival; test with emit='final', or with each id on one row"
+            f"emit='early' and {repeated} of operations.id are on several rows. The order of arrival decides which row "
+            "is a DUPLICATE: test with emit='final', or with each id on one row"
         )
 
 

@@ -148,7 +148,7 @@ class PurgatoryTester:
         """
         if isinstance(watermark, timedelta):
             if self.watermark is None:
-                raise ConfigError(f"watermark={watermark!r}: there is no watermark yet: give a datetime")
+                raise ConfigError(f"watermark={watermark!r}, but there is no watermark yet: give a datetime")
             watermark = self.watermark + watermark
         return self.step(watermark=watermark)
 
@@ -243,7 +243,7 @@ class PurgatoryTester:
         if self._operations.schema is None:
             if self.purgatory.orphans != "none":
                 option = f"orphans={self.purgatory.orphans!r}"
-                raise ConfigError(f"{option}: ORPHAN rows have the operations' columns, give operations_schema=")
+                raise ConfigError(f"{option} needs the operations' columns for ORPHAN rows: give operations_schema=")
             return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
         plan = self._learn()
         if now.plan is None or now.plan.spec != plan.spec:
@@ -283,8 +283,8 @@ class PurgatoryTester:
         assert schema is not None, "bug: the operations' columns are unknown"
         if events is None and options.evidence_columns:
             raise ConfigError(
-                "completions.columns and evidence= give outcomes columns of the completions, and no completion has "
-                "come that says their types: give completions_schema=, a pyarrow schema or a DataFrame's schema"
+                "completions.columns and evidence= give outcomes columns of the completions, whose types are unknown "
+                "before the first one: give completions_schema=, a pyarrow schema or a DataFrame's schema"
             )
         type_of_event = None if events is None else partial(kind_of, events)
         return plan_for(

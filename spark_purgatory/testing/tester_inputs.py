@@ -37,7 +37,7 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
     """Return the type of a field's column. Raises ConfigError if only Spark can make or read it."""
     if not isinstance(value, str):
         raise ConfigError(
-            f"{field} is a Column, an expression that only Spark evaluates: select it into a column, and name that"
+            f"{field} is a Column, an expression that only Spark evaluates: select it as a column and name it"
         )
     kind: T.DataType = schema
     for name in [value] if value in schema.names else value.split("."):

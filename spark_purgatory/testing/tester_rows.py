@@ -42,7 +42,7 @@ class RowReader:
         if not isinstance(rows, pa.Table):
             rows = list(rows)
             if any(not isinstance(row, Mapping) for row in rows):
-                raise ConfigError(f"{self.given}: rows are dicts by column name, or a pyarrow.Table")
+                raise ConfigError(f"{self.given} must be rows as dicts by column name, or a pyarrow.Table")
         names = rows.column_names if isinstance(rows, pa.Table) else names_of(rows)
         if self.schema is None:
             if not len(rows):
@@ -79,7 +79,7 @@ class RowReader:
         column = rows[name].combine_chunks()
         if pa.types.is_timestamp(kind) and (kind.tz is None) != (getattr(column.type, "tz", None) is None):
             raise ConfigError(
-                f"{self.given}: column {name!r} is {column.type}, and the first rows or the schema say {kind}"
+                f"{self.given}: column {name!r} is {column.type}, but {kind} in the first rows or the schema"
             )
         try:
             return column.cast(kind)
@@ -106,8 +106,8 @@ class RowReader:
         for moment in _moments(values):
             if (moment.tzinfo is None) == _has_zone(array.type):
                 raise ConfigError(
-                    f"{self.given}: column {name!r} has datetimes with a time zone and without one: a timestamp is an "
-                    "instant, write datetime(..., tzinfo=UTC)"
+                    f"{self.given}: column {name!r} has datetimes with a time zone and without one, but a timestamp is "
+                    "an instant: write datetime(..., tzinfo=UTC)"
                 )
         return array
 

@@ -323,7 +323,7 @@ class Expression:
         (orders_and_payments(), order(7, odd=np.uint64(1)), "a type that Spark does not have"),
         (orders_and_payments(), order(7, at=[NOON, NOON.replace(tzinfo=None)]), "with a time zone and without one"),
         (orders_and_payments(orphans="control"), None, "give operations_schema="),
-        (orders_and_payments(), 7, "rows are dicts by column name"),
+        (orders_and_payments(), 7, "must be rows as dicts by column name"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(purgatory: Purgatory, row: Any, message: str) -> None:

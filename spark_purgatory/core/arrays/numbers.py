@@ -213,7 +213,7 @@ def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
 
 
 def stored(values: Numbers) -> Numbers:
-    """Return the column as a state keeps it: 16 bytes are not a text."""
+    """Return the column as a state keeps it, with numbers of 16 bytes as raw bytes."""
     return np.ascontiguousarray(values).view("V16") if is_wide(values) else values
 
 

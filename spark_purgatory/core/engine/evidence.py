@@ -164,7 +164,7 @@ class _Asked:
         return whole.take(np.argsort(whole.operation, kind="stable")) if len(done) > 1 else whole
 
     def _first_of_each(self, spans: list[Spans], width: int) -> tuple[Deliveries, Int64s]:
-        """Return the first events of each span, all of one time, and until when an operation's are complete, (n,)."""
+        """Return ``width`` events of each span with all of the last one's time, and until when rows have all theirs."""
         cut_us, shorter = np.full(len(self.rows), MAX_TIME_US), []
         for span in spans:
             last = np.minimum(span.low + width, span.high) - 1

@@ -68,7 +68,7 @@ class ShardEvents:
     def forget(
         self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: Callable[[], int]
     ) -> None:
-        """Forget events up to the floor that no waiting operation needs, by key or, for named events, at all."""
+        """Forget events up to the floor that no waiting operation needs; ``earliest_us`` is for those that name one."""
         if self.spec.criterion == any_key():
             # A waiting operation has no event that counts or, under final, only events ahead of the watermark.
             self.log.forget(floor_us)

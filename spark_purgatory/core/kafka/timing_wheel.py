@@ -92,7 +92,7 @@ class TimingWheel:
     def poll(self, to: int) -> tuple[int, int]:
         """Take the queued buckets that start at or before ``to``.
 
-        Returns their latest start (without any, the clock) and the highest level with a bucket that straddles ``to``.
+        Returns their latest start, or the clock, and the highest level with a bucket that straddles ``to``, or 0.
         """
         latest, straddling = self.clock, 0
         for level, (span, ring) in enumerate(zip(self.spans, self.rings, strict=True)):

@@ -50,21 +50,21 @@ class EngineSpec:
     lookback_us: int = 0
     tick_ms: int = 1
     wheel_size: int = 20
-    identity_width: int = 1  # columns that identify an operation: 1, the id; 2, the id and its watch key, if it routes
+    identity_width: int = 1  # 1: the id identifies an operation; 2: the id and its watch key, if rows go by key
     operation_ids: bool = False  # events may apply to one operation, by its id
     whole_operations: bool = False  # an event may apply to one operation with all its keys, by its id and a null key
     event_ids: bool = False  # events have ids: an event counts once for an operation, however often it is delivered
     orphans: Orphans = "none"
     control_events: bool = True  # there may be other kinds than complete; else deadlines stay and rows have no id_slot
-    key_prefix: int = 0  # characters (or bytes) of the partition's value before the key itself, if keys are scoped
+    key_prefix: int = 0  # characters (or bytes) of a partition's value before every key and id, if they are scoped
     number: str = DOUBLE  # the type in which values and needs are compared: double, bigint or decimal(precision,scale)
-    id_prefix: int = 0  # characters (or bytes) before the id itself, which may have another type than keys
+    id_prefix: int = 0  # the same for ids, which may have another type than keys
     deadline_is_sum: bool = False  # deadlines are created + time-out; MAX_TIME_US is one that int64 does not hold
     roles: tuple[tuple[str, int], ...] = ()  # `ROLES` that are payload columns, with the payload's position
     columns: pa.Schema | None = field(default=None, hash=False)  # the payload's columns; None: the checkpoint's
     case_sensitive: bool = False  # names that differ only in case are two names
-    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns that `Operations` names, by argument
-    texts: tuple[tuple[str, str], ...] = ()  # the type behind the texts of keys and ids, by argument
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns (not expressions) that `Operations` names
+    texts: tuple[tuple[str, str], ...] = ()  # argument, type behind its texts; equal if equal values have one text
     evidence: Evidence | None = None  # None: outcomes carry no events
     event_columns: pa.Schema | None = field(default=None, hash=False)  # the columns kept of events besides key and time
     removed_columns: tuple[str, ...] = ()  # columns that the query gives up (`Operations.removed_columns`)
@@ -79,8 +79,8 @@ class EngineSpec:
             self.criterion.check_double()
         elif abs(units_up(need, scale)) >= MOST_UNITS:
             raise ConfigError(
-                f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point: "
-                "together these are more than 38 digits, cast completions.value to a decimal with fewer of them"
+                f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point. "
+                "Together these are more than 38 digits: cast completions.value to a decimal with fewer of them"
             )
 
     def fingerprint(self) -> dict[str, str | float | int | bool | None]:
