@@ -14,8 +14,9 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, mark, whole_history
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, History, TableFacts, mark, whole_history
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts
 
 Version = dict[str, Any]
 """A row of DESCRIBE HISTORY."""
@@ -108,8 +109,8 @@ class Target(DeltaTarget):
     def facts(self, spark: Any) -> TableFacts | None:
         return None if self.of.id is None else TableFacts(self.of.id, "/table", ())
 
-    def history(self, spark: Any, since: int | None = None, first: int = FIRST_LOOK) -> History:
-        return whole_history(lambda limit: self.of.versions[-limit:], since, first)
+    def history(self, spark: Any, since: int | None = None, first: int = FIRST_LOOK) -> DeltaHistory:
+        return whole_history(lambda limit: self.of.versions[-limit:], None if since is None else since - 1, first)
 
     def check(self, spark: Any, table_id: str | None, schema: str) -> TableFacts | None:
         facts = self.facts(spark)
