@@ -121,7 +121,7 @@ def _lag_ms(rng: np.random.Generator, n: int, most_ms: int) -> Int64s:
 
 
 def _with_spoilt(rng: np.random.Generator, orders: Columns) -> Columns:
-    """Return orders, of which some land twice, and rows that a purgatory rejects."""
+    """Return the orders, some of them twice, and rows that a purgatory rejects."""
     n = len(orders["order_id"])
     twice = np.flatnonzero(rng.random(n) < TWICE_SHARE)
     again = {name: column[twice] for name, column in orders.items()}

@@ -70,7 +70,7 @@ class ValueColumn:
 
     @property
     def _parts(self) -> list[pa.Array]:
-        """The chunks, of which some may have the null type."""
+        """The chunks. Some may have the null type."""
         if self._texts is not None:
             return [self._texts.values]
         if self._numbers is not None:

@@ -43,7 +43,7 @@ def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
 
 
 def extended_at(extensions: list[Spans], given_us: Int64s, until_us: Int64s) -> Int64s:
-    """Return the deadlines, (n,), after the extensions up to a time for each operation, all of which count."""
+    """Return the deadlines, (n,), after all extensions up to a time for each operation."""
     tables = [_tables(_moved_to(span.segment)) for span in extensions]
     return _furthest(extensions, tables, given_us, until_us)
 
