@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,18 +144,10 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     checkpoint = absolute(spark, checkpoint)
     said = offsets_of(spark, checkpoint, chosen)[0]  # Spark's reader names no file.
     fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
-    differs = (told(spark, FORMAT_VERSION) or "1") != fixed[FORMAT_VERSION]
-    if fixed[FORMAT_VERSION] != "1" and FORMAT_VERSION not in TRANSFORM_WITH_STATE_SETTINGS:
-        raise StateReaderError(
-            f"checkpoint={checkpoint!r} has states of format {fixed[FORMAT_VERSION]}, and Spark {spark.version} has no "
-            "reader of them: use Spark 4.1 or a later release"
-        )
-    if differs and is_remote() and fixed[FORMAT_VERSION] != "1":
-        raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(fixed[FORMAT_VERSION])}")
-    operator, operator_id = _operator(spark, checkpoint)
-    reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:
-        with settings(spark, {FORMAT_VERSION: fixed[FORMAT_VERSION]} if differs else {}):
+        with in_format(spark, checkpoint, fixed[FORMAT_VERSION]):
+            operator, operator_id = _operator(spark, checkpoint)
+            reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
             whole, heads = (_of_blob_host if operator == BLOB_HOST else _of_log_host)(reader, checkpoint)
             _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
@@ -168,6 +161,23 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             "without them. The query itself can go on"
         ) from error
     return ShardStates(whole, heads, operator, chosen, watermark_ms=int(said["batchWatermarkMs"]), settings=fixed)
+
+
+def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractContextManager[None]:
+    """The session set to a checkpoint's `FORMAT_VERSION`: Spark 4.1 reads commits and states only in the session's.
+
+    Raises StateReaderError where this Spark or Spark Connect cannot read them.
+    """
+    if version != "1" and FORMAT_VERSION not in TRANSFORM_WITH_STATE_SETTINGS:
+        raise StateReaderError(
+            f"checkpoint={checkpoint!r} has states of format {version}, and Spark {spark.version} has no reader of "
+            "them: use Spark 4.1 or a later release"
+        )
+    if (told(spark, FORMAT_VERSION) or "1") == version:
+        return settings(spark, {})
+    if version != "1" and is_remote():
+        raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(version)}")
+    return settings(spark, {FORMAT_VERSION: version})
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

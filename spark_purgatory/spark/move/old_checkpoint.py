@@ -10,12 +10,12 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config.places import Place
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ENCODED
+from spark_purgatory.spark.checkpoint.shard_states import ENCODED, in_format
 from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, check_files
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, check_files, format_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class OldCheckpoint:
         check_files(spark, self.path, "source", "written")
         if any(query.id == self.query_id for query in spark.streams.active):
             raise ConfigError(f"source={self.path!r}: its query is running in this session: stop it, then move")
-        names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
+        with in_format(spark, self.path, format_of(spark, self.path, self.batch_id)):
+            names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:
             raise ConfigError(
                 f"source={self.path!r} holds the state of {len(names)} operators ({', '.join(sorted(names))}), and a "
