@@ -11,6 +11,7 @@ hands out rows of whole seconds, a second late. Nor would a broker: it would tak
 | --- | --- |
 | log | `Purgatory`, any_key, emit early, hosted by ``transformWithState`` |
 | blob | the same hosted by ``applyInPandasWithState`` |
+| blob_heap | the same over the HDFS-backed store, as Spark 4.0 has it |
 | timers | Python's ``transformWithState`` by the book: a group, a value and a timer an operation |
 | timers_pandas | the same, of ``transformWithStateInPandas`` |
 | join | Spark's stream-stream left outer join, in the JVM |
@@ -73,6 +74,7 @@ class Contender:
 CONTENDERS: Mapping[str, Contender] = {
     "log": Contender(purgatory_of(SHARDS, host="transformWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
     "blob": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
+    "blob_heap": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve),
     "timers": Contender(lambda *sides: with_timers_by_row(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
     "timers_pandas": Contender(lambda *sides: with_timers_in_pandas(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
     "join": Contender(partial(joined, longest_delay_minutes=LONGEST_DELAY_MINUTES), ROCKSDB, grace_ms=1),
