@@ -21,10 +21,6 @@ REBASE_FLOOR = 1024  # outliers below which a new base does not pay
 Live = Callable[[Int64s, Int64s], Bools]
 
 
-def _all_live(ticks: Int64s, _: Int64s) -> Bools:
-    return np.ones(len(ticks), bool)
-
-
 class TimerEntries:
     """Pairs of tick and row by tick."""
 
@@ -64,9 +60,10 @@ class TimerEntries:
             due = sorted_runs.each_once(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
-            ticks, rows = self._pop_outliers(to, live or _all_live, ticks, rows)
+            live = live or (lambda ticks, _: np.ones(len(ticks), bool))
+            ticks, rows = self._pop_outliers(to, live, ticks, rows)
             if len(self.outlier_ticks) > REBASE_FLOOR + len(self.near):
-                self._rebase(live or _all_live)
+                self._rebase(live)
         return ticks, rows
 
     def filled(self, first: int, end: int, span: int, live: Live | None) -> Bools:
