@@ -1,0 +1,116 @@
+"""What a pattern can see of how a sentence reads: its opening words, and a few words that stand for plainer ones."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = {"configuration.md", "command_line.md", "notebooks"}
+"""Pages that are made of docstrings, help and notebooks."""
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if MADE.isdisjoint((path.name, path.parent.name))),
+]
+PLAIN = ("accumulator", "config", "core", "metrics", "testing")
+"""Packages whose docstrings are checked."""
+OPENERS = re.compile(r"(?:Of|That of|Those|The same of) ")
+FIRST = re.compile(r"(?:What|Whether|How many) ")
+"""Openers of docstrings; a page may ask."""
+WORDS = re.compile(r"\b(?:anew|beside|(?:is|are|was|were) to be|(?<!each )(?<!all )of which)\b")
+FENCE = re.compile(r"^ *(`{3,})\w*\n.*?^ *\1$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+QUOTE = re.compile(r'"[^"\n]*"')
+END = re.compile(r"(?<=[.!?])\**\s+(?=\W*[A-Z])")
+
+
+def page_sentences(text: str) -> Iterator[str]:
+    """The sentences of a page: of its paragraphs, list items and cells of tables, without code, quotes and headings."""
+    text = CODE.sub("x", FENCE.sub("", text))
+    text = QUOTE.sub("x", LINK.sub(r"\1", text))
+    lines = [line for line in text.splitlines() if not re.match(r"#|<!--| {4}\S", line)]
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\|)|\|", "\n".join(lines))
+    for paragraph in paragraphs:
+        yield from sentences(re.sub(r"^\s*(?:[-*]|\d+\.) ", "", paragraph))
+
+
+def sentences(text: str) -> list[str]:
+    """A paragraph's sentences, each in one line and without signs before its first word."""
+    return [" ".join(each.split()).lstrip("*(") for each in END.split(text) if each.strip()]
+
+
+def findings(found: Iterator[str]) -> list[str]:
+    """Sentences that CONTRIBUTING.md asks to write in another way."""
+    return [each for each in found if OPENERS.match(each) or WORDS.search(each)]
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """The docstrings of a file, also those below a constant."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            match each:
+                case ast.Expr(ast.Constant(str() as text)):
+                    yield inspect.cleandoc(text)
+
+
+def docstring_findings(text: str) -> list[str]:
+    """As for a page; and the first sentence names its subject first."""
+    found = list(page_sentences(text))
+    return findings(iter(found)) + [each for each in found[:1] if FIRST.match(each)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_reads_as_a_colleague_would_say_it(path: Path) -> None:
+    wrong = findings(page_sentences(path.read_text(encoding="utf-8")))
+    assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_a_docstring_reads_as_a_colleague_would_say_it(package: str) -> None:
+    wrong = []
+    for path in sorted((ROOT / "spark_purgatory" / package).rglob("*.py")):
+        found = docstrings(path.read_text(encoding="utf-8"))
+        wrong += [f"{path.relative_to(ROOT)}: {each}" for text in found for each in docstring_findings(text)]
+    assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Of two rows, the first wins.",
+        "It ends. Those that wait stay.",
+        "- That of the table is kept.",
+        "1. The same of a column.",
+        "| a | It ends. Of these, one stays. |",
+        "Start it\nanew.",
+        "It is to be\n7.",
+        "Three files of which one\nis gone.",
+        "It stands beside the table.",
+        "**Of a drain** the number is kept.",
+    ],
+)
+def test_a_sentence_of_the_old_dialect_is_found(text: str) -> None:
+    assert len(findings(page_sentences(text))) == 1
+
+
+def test_plain_sentences_code_quotes_and_headings_pass() -> None:
+    text = (
+        "# Of course\n\nHow it works. Official pages are offered, and those rows stay. What happens next? `of which` "
+        'is code, as is\n\n```text\nThose are to be kept anew.\n```\n\nThe error "Of 3 files, one is to be read" '
+        "ends.\n\n"
+        "    Those in a shell\n\n| Besides | What it is |\n| --- | --- |\n| rows of a table, which is old | 1 of 3 |\n"
+    )
+    assert findings(page_sentences(text)) == []
+
+
+def test_docstrings_are_read() -> None:
+    source = 'X = 1\n"""Those of X."""\n\n\ndef f():\n    """Whether f\n    holds. What is this?\n    """\n'
+    wrong = [each for text in docstrings(source) for each in docstring_findings(text)]
+    assert wrong == ["Those of X.", "Whether f holds."]
