@@ -12,30 +12,29 @@ from spark_purgatory.cli import app
 
 HEAD = """# Command line
 
-The extra `cli` brings `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
-shows what this page shows.
+The extra `cli` installs `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
+has the text of this page.
 
 | You want to | Command |
 | --- | --- |
 | see it work, with sample data | [`spark-purgatory demo`](#demo) |
-| know whether this machine, a checkpoint or a table is right | [`spark-purgatory doctor`](#doctor) |
-| have a job's file to begin with | [`spark-purgatory example > job.yaml`](#example) |
-| know whether a job's file is right | [`spark-purgatory check job.yaml`](#check) |
+| check this machine, a checkpoint or a table | [`spark-purgatory doctor`](#doctor) |
+| get a job's file to begin with | [`spark-purgatory example > job.yaml`](#example) |
+| check a job's file | [`spark-purgatory check job.yaml`](#check) |
 | run a job | [`spark-purgatory run job.yaml`](#run) |
-| know at once how a query is | [`spark-purgatory status CHECKPOINT`](#status) |
+| see the state of a query at once | [`spark-purgatory status CHECKPOINT`](#status) |
 | see why an order still waits | [`spark-purgatory pending CHECKPOINT`](#pending) |
-| have one page on a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
+| get one page about a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
 | change the number of shards, the host or the need | [`spark-purgatory move job.yaml --from CHECKPOINT`](#move) |
-| have what waits as tables, to edit them | [`spark-purgatory export-state CHECKPOINT FOLDER`](#export-state) |
-| start a query again whose staging log has two entries of one number | [`spark-purgatory repair CHECKPOINT`](#repair) |
+| get what waits as tables, to edit them | [`spark-purgatory export-state CHECKPOINT FOLDER`](#export-state) |
+| restart a query whose staging log has two entries with one number | [`spark-purgatory repair CHECKPOINT`](#repair) |
 
-Commands start a Spark of their own. A checkpoint and a table may be read while their query runs. Places are paths or
-URIs as Spark takes them; for an object store give the session what it needs with `--conf`. More on running a job:
-[Run a job](operations.md).
+Most commands start their own Spark session. They may read a checkpoint and a table while the query runs. Places are
+paths or URIs for Spark; for an object store, pass its settings with `--conf`. See also [Run a job](operations.md).
 
-`spark-purgatory --install-completion` makes bash, zsh, fish or PowerShell complete commands, options and files with the
-tab key. `--show-completion` prints the script instead of installing it. An editor with a YAML language server completes
-the job's file, because its first line names the [JSON schema](schema.json) of its fields.
+`spark-purgatory --install-completion` lets bash, zsh, fish or PowerShell complete commands, options and files with the
+tab key; `--show-completion` prints the script instead. An editor with a YAML language server completes the job's file,
+because its first line names the [JSON schema](schema.json) of its fields.
 """
 ORDER = ("demo", "doctor", "example", "check", "run", "status", "pending", "report", "move", "export-state", "repair")
 
