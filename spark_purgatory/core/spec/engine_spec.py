@@ -56,9 +56,9 @@ class EngineSpec:
     event_ids: bool = False  # events have ids: an event counts once for an operation, however often it is delivered
     orphans: Orphans = "none"
     control_events: bool = True  # there may be other kinds than complete; else deadlines stay and rows have no id_slot
-    key_prefix: int = 0  # characters (or bytes) of a partition's value before every key and id, if they are scoped
+    key_prefix: int = 0  # characters (or bytes) of a partition's value before every key, if it scopes keys
     number: str = DOUBLE  # the type in which values and needs are compared: double, bigint or decimal(precision,scale)
-    id_prefix: int = 0  # the same for ids, which may have another type than keys
+    id_prefix: int = 0  # characters (or bytes) before every id, which may have another type than keys
     deadline_is_sum: bool = False  # deadlines are created + time-out; MAX_TIME_US is one that int64 does not hold
     roles: tuple[tuple[str, int], ...] = ()  # `ROLES` that are payload columns, with the payload's position
     columns: pa.Schema | None = field(default=None, hash=False)  # the payload's columns; None: the checkpoint's
