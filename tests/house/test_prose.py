@@ -17,8 +17,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if MADE.isdisjoint((path.name, path.parent.name))),
 ]
-PLAIN = ("accumulator", "config", "core", "metrics", "testing")
-"""Packages whose docstrings are checked."""
+PLAIN = ("*.py", *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")))
+"""Files of the package whose docstrings are checked."""
 OPENERS = re.compile(r"(?:Of|That of|Those|The same of) ")
 FIRST = re.compile(r"(?:What|Whether|How many) ")
 """Openers of docstrings; a page may ask."""
@@ -72,10 +72,10 @@ def test_a_page_reads_as_a_colleague_would_say_it(path: Path) -> None:
     assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", PLAIN)
-def test_a_docstring_reads_as_a_colleague_would_say_it(package: str) -> None:
+@pytest.mark.parametrize("files", PLAIN)
+def test_a_docstring_reads_as_a_colleague_would_say_it(files: str) -> None:
     wrong = []
-    for path in sorted((ROOT / "spark_purgatory" / package).rglob("*.py")):
+    for path in sorted((ROOT / "spark_purgatory").glob(files)):
         found = docstrings(path.read_text(encoding="utf-8"))
         wrong += [f"{path.relative_to(ROOT)}: {each}" for text in found for each in docstring_findings(text)]
     assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
