@@ -80,7 +80,7 @@ ALERTS = (
         "page",
         "no micro-batch has ended for 15 minutes",
         "The query has stopped, its process has gone (this half stays for 6 hours), or a micro-batch hangs: look at "
-        "its log and at the drains. Other alerts say nothing meanwhile.",
+        "its log and at the drains. Other alerts do not fire meanwhile.",
         "the-query-stopped",
     ),
     Alert(
@@ -89,8 +89,8 @@ ALERTS = (
         10,
         "page",
         "the watermark is {{ $value | humanizeDuration }} behind the clock",
-        "The watermark is an hour behind the clock: a source is silent (the page Something looks wrong says what to "
-        "do) or the query is too slow. Nothing expires meanwhile.",
+        "The watermark is an hour behind the clock. Either a source is silent (see the page Something looks wrong), or "
+        "the query is too slow. Nothing expires meanwhile.",
         "nothing-expires",
     ),
     Alert(
@@ -110,9 +110,9 @@ ALERTS = (
         f" + rate({PREFIX}operations_received_total[30m])) > 0.05",
         15,
         "ticket",
-        "{{ $value | humanizePercentage }} of the rows come behind the watermark",
-        "One row in twenty comes behind the watermark, and may be decided wrongly: an operation is EXPIRED although "
-        "its event exists. Give the input that is late a longer watermark.",
+        "{{ $value | humanizePercentage }} of the rows arrive behind the watermark",
+        "One row in twenty arrives behind the watermark, and may be decided wrongly: an operation is EXPIRED although "
+        "its event exists. Give the late input a longer delay (watermark).",
         "everything-expires",
     ),
     Alert(
@@ -130,7 +130,7 @@ ALERTS = (
         0,
         "page",
         "{{ $value | humanize }} drains have failed in 10 minutes",
-        "The table does not take rows: drains fail again and again. After delivery_timeout the query stops.",
+        "The table accepts no rows: drains fail again and again. After delivery_timeout the query stops.",
         "the-query-stopped",
     ),
     Alert(
@@ -152,7 +152,7 @@ ALERTS = (
         "micro-batches-get-slower",
     ),
 )
-"""Which ones to watch, and at what value; change the values to what is usual with you."""
+"""Which ones to watch, and at what value; change the values to what is usual for you."""
 
 
 def expression(name: str) -> tuple[str, str]:

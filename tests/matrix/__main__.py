@@ -275,7 +275,7 @@ def upgrade_lines(legs: list[dict[str, Any]]) -> Iterator[str]:
     results = {(leg["host"], leg["sink"], leg["from"], leg["to"]): leg["result"] for leg in legs}
     ways = [(host, sink, pair) for host, sink, walk in WALKS for pair in pairwise(walk)]
     hosts = dict.fromkeys(host for host, _, _ in WALKS)
-    yield f"| Checkpoint of | goes on with | {' | '.join(f'`{host}`' for host in hosts)} |"
+    yield f"| Checkpoint of | continues on | {' | '.join(f'`{host}`' for host in hosts)} |"
     yield f"| --- | --- |{' --- |' * len(hosts)}"
     for before, after in dict.fromkeys(pair for _, _, pair in ways):
         sinks = {host: [sink for of, sink, pair in ways if (of, pair) == (host, (before, after))] for host in hosts}
