@@ -18,6 +18,8 @@ SINK_ARGS ?=
 DEMO_ARGS ?=
 MATRIX_ARGS ?=
 SIMULATE_ARGS ?=
+MINUTES ?= 10
+SEED ?= 1
 
 # Spark's workers must run the Python that runs the driver, or they miss pyarrow.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -26,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash simulate conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash simulate fuzz conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +106,9 @@ crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 
 simulate: $(STAMP) ## Histories of crashes, replays and failing storage without Spark, ten minutes: make simulate SEEDS=0-100000
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
+
+fuzz: $(STAMP) ## Changed inputs for every reader of bytes: make fuzz MINUTES=60 SEED=2
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"

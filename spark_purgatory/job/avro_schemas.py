@@ -13,10 +13,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from spark_purgatory.job.config_file import wrong
+from spark_purgatory.job.config_file import JobConfigError, wrong
 from spark_purgatory.job.source_config import AvroValues, KafkaSource, Registry
 
 TIMEOUT_S = 30
+MOST_BYTES = 16 << 20
+"""Longest answer of a registry that is read."""
 ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -38,9 +40,16 @@ def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:
         assert given is not None, "bug: Avro without a schema was accepted"
         return AvroSchemas(given, {})
     subject = avro.registry.subject or f"{(source.topic or [''])[0]}-value"
-    versions = _versions(avro.registry, subject, f"{name}.source.avro.registry")
-    writers = {int(version["id"]): str(version["schema"]) for version in versions}
-    return AvroSchemas(given or str(versions[-1]["schema"]), writers)
+    field = f"{name}.source.avro.registry"
+    try:
+        versions = _versions(avro.registry, subject, field)
+        writers = {int(version["id"]): str(version["schema"]) for version in versions}
+        return AvroSchemas(given or str(versions[-1]["schema"]), writers)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, JobConfigError):
+            raise
+        said = f"the answer is not that of a schema registry ({type(error).__name__})"
+        raise wrong(field, f"subject {subject!r}", said) from error
 
 
 def _of_file(avro: AvroValues, field: str) -> str:
@@ -48,13 +57,13 @@ def _of_file(avro: AvroValues, field: str) -> str:
     try:
         text = Path(avro.schema_file).read_text(encoding="utf-8")
         schema = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise wrong(field, repr(avro.schema_file), f"no Avro: {error}") from error
     return _record(schema, field, repr(avro.schema_file))
 
 
 def _record(schema: Any, field: str, given: str) -> str:
-    if not isinstance(schema, dict) or schema.get("type") != "record":
+    if not isinstance(schema, dict) or schema.get("type") != "record" or not isinstance(schema.get("fields"), list):
         raise wrong(field, given, "must be the schema of a record")
     return json.dumps(schema)
 
@@ -90,13 +99,13 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         request.add_header("Authorization", f"Basic {given}")
     try:
         with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
+            return json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         elsewhere = f"the registry sends to another server (HTTP {error.code}): give that one's address as url"
         said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
         said |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
         allowed = said.get(error.code, f"the registry answers with HTTP {error.code}")
         raise wrong(field, path, allowed) from error
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, HTTPException, RecursionError) as error:
         said_of = str(error) if isinstance(error, OSError) else type(error).__name__
         raise wrong(field, path, f"the registry cannot be asked: {said_of}") from error

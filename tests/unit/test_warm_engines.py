@@ -34,7 +34,7 @@ from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from spark_purgatory.spark.host.warm_engines import FORGOTTEN_SECONDS, STALE_SECONDS, WarmEngines, step_engine
 from spark_purgatory.spark.host.warm_folder import executor_folder, is_neighbour
 from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, Server, connect
+from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, MOST_CONNECTIONS, Server, connect
 from tests.support.engine_driver import events_table, operations_table, outcome_rows
 
 SPEC = EngineSpec(criteria.count(1), identity_width=2)
@@ -785,3 +785,42 @@ def test_two_workers_that_look_for_room_at_once_do_not_both_take_the_last(worker
         assert sorted(found.values()) == [False, True]
         for each in workers:
             each.close()
+
+
+def test_a_flood_of_connections_is_stopped_and_those_that_were_there_are_answered(folder: Path) -> None:
+    def echo(connection: Any) -> None:
+        with suppress(EOFError):
+            while True:
+                connection.send_bytes(connection.recv_bytes())
+
+    server, threads = Server(str(folder / "a.socket"), echo), threading.active_count()
+    connections = []
+    for number in range(MOST_CONNECTIONS + 50):
+        connections.append(connect(server.address, 60))
+        if number < MOST_CONNECTIONS:
+            connections[-1].send_bytes(b"%d" % number)
+            assert connections[-1].recv_bytes() == b"%d" % number
+    for connection in connections[MOST_CONNECTIONS:]:
+        with pytest.raises((OSError, EOFError)):
+            connection.recv_bytes()
+    assert threading.active_count() <= threads + MOST_CONNECTIONS
+    connections[0].send_bytes(b"still there")
+    assert connections[0].recv_bytes() == b"still there"
+    for connection in connections[:10]:
+        connection.close()
+    until = time.monotonic() + 60
+    while len(server._connections) > MOST_CONNECTIONS - 10 and time.monotonic() < until:
+        time.sleep(0.01)
+    with connect(server.address, 60) as later:
+        later.send_bytes(b"there is room again")
+        assert later.recv_bytes() == b"there is room again"
+    for connection in connections:
+        connection.close()
+    server.close()
+
+
+def test_an_address_that_leads_out_of_the_folders_of_executors_is_not_asked(folder: Path) -> None:
+    mine, name = folder / "7-100", f"{os.getpid()}-ab.socket"
+    mine.mkdir()
+    for address in (f"/etc/{name}", f"{mine}/../../7-101/{name}", f"{mine}/7-1/../{name}", f"../7-101/{name}", "7", ""):
+        assert not is_neighbour(address, mine), address

@@ -31,11 +31,12 @@ import pyarrow as pa
 from spark_purgatory.core.spec.engine_spec import MOVES
 from spark_purgatory.core.state.ascii7 import coded_size, decode, encode
 from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
-from spark_purgatory.core.state.frame import CHECKSUM, checked_body, read_header
+from spark_purgatory.core.state.frame import CHECKSUM, checked_body, decoding, read_header
 from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
 from spark_purgatory.errors import StateMismatchError
 
 MAGIC = b"SPKPURG\0"
+WHAT = "a shard's state"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + CHECKSUM.size
@@ -77,6 +78,7 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
     return b"".join((head, CHECKSUM.pack(zlib.crc32(head)), coded.data))
 
 
+@decoding(WHAT)
 def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, Tables]:
     """Read the metadata, arrays and tables of a blob; ``shards`` None allows any number of shards.
 
@@ -117,6 +119,7 @@ def other_shards(then: int, now: int) -> str:
     return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}, {MOVES}"
 
 
+@decoding(WHAT)
 def read_metadata(blob: bytes) -> dict[str, Any]:
     """Read the metadata alone, for any number of shards, by decoding one column of the first stream.
 
@@ -134,10 +137,10 @@ def read_metadata(blob: bytes) -> dict[str, Any]:
 
 def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
     """Return the coded body and its size before coding; ``shards`` None allows any number of shards."""
-    written_by, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, "a shard's state")
+    written_by, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, WHAT)
     if shards is not None and written_by != shards:
         raise StateMismatchError(other_shards(written_by, shards))
-    coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, "a shard's state")
+    coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, WHAT)
     return np.frombuffer(coded, np.uint8), length
 
 
@@ -168,4 +171,7 @@ def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
 
 def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:
     with pa.ipc.open_stream(stream, options=UNTHREADED) as reader:
-        return list(reader)
+        batches = list(reader)
+    for batch in batches:
+        batch.validate(full=True)  # or offsets beyond the values would end the process
+    return batches

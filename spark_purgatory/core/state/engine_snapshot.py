@@ -29,7 +29,8 @@ from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state import event_snapshot, purgatory_snapshot
-from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
+from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
+from spark_purgatory.core.state.frame import decoding
 from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.table_encoding import Arrays
@@ -69,6 +70,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     return blob
 
 
+@decoding(WHAT)
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """Return the engine that `save` saw. Raises StateError if the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
@@ -79,6 +81,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     return _restored(spec, facts, arrays, tables)
 
 
+@decoding(WHAT)
 def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
     """Return the reasons why `restore` would refuse the blob, each with its remedy.
 
@@ -98,6 +101,7 @@ def refuse(differences: Iterable[str]) -> None:
         raise StateMismatchError("; ".join([*found[:MOST_DIFFERENCES], *left]))
 
 
+@decoding(WHAT)
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
     """Return an engine to look at, and the names of the payload's columns, from a state of any query.
 
@@ -108,6 +112,7 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
     return _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables), facts["columns"]
 
 
+@decoding(WHAT)
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
     """Return an engine that takes steps and is saved as in the query that wrote the blob.
 
@@ -141,6 +146,7 @@ def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> E
     )
 
 
+@decoding(WHAT)
 def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
     """Return the payload's columns in a state of any query, True if something waits, and the query's spec.
 

@@ -52,7 +52,7 @@ def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
 
 def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> list[str]:
     """Return the changes that the columns carried by outcomes do not allow, each with its remedy."""
-    held = [tables[name] for name in _event_tables(facts) if name in tables] if spec.event_columns else []
+    held = [tables[name] for name in _event_tables(facts, tables) if name in tables] if spec.event_columns else []
     matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
     return [f"completions.columns: {text}" for each in matched for text in each.differences()]
 
@@ -62,21 +62,20 @@ def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
     names = facts["event_columns"]
     if names is None:
         return None
-    held = (tables[name][0].schema.types for name in _event_tables(facts) if name in tables)
+    held = (tables[name][0].schema.types for name in _event_tables(facts, tables) if name in tables)
     return pa.schema(zip(names, next(held, [pa.null()] * len(names)), strict=True))
 
 
-def _event_tables(facts: dict[str, Any]) -> list[str]:
+def _event_tables(facts: dict[str, Any], tables: Tables) -> list[str]:
     """Return the names of the tables of these columns, one for each segment of a log of events."""
-    names = [f"log.{i}" for i in range(facts["numbers"]["segments"])]
-    for n, each in enumerate(facts["logs"]):
-        names += [f"logs.{n}.{i}" for i in range(each["segments"])] if each["owner"] in EVENT_LOGS else []
-    return [f"{name}.columns" for name in names]
+    logs = {"log", *(f"logs.{n}" for n, each in enumerate(facts["logs"]) if each["owner"] in EVENT_LOGS)}
+    segments = [name.removesuffix(".keys") for name in tables if name.endswith(".keys")]
+    return [f"{name}.columns" for name in segments if name.rpartition(".")[0] in logs]
 
 
 def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
     """Give the events the columns that the query keeps, null if they were not kept before."""
-    for table in _event_tables(facts):
+    for table in _event_tables(facts, tables):
         held = tables.pop(table, None)
         if not spec.event_columns:
             continue

@@ -14,12 +14,42 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
+import pyarrow as pa
+
+from spark_purgatory.errors import START_OVER, PurgatoryError, StateCorruptError, StateVersionError
 
 HEADER = struct.Struct("<8sIIQ")
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = HEADER.size + CHECKSUM.size
+UNDECODABLE = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    OSError,
+    StopIteration,
+)
+
+
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Raise StateCorruptError if bytes that match their checksum cannot be decoded; ``what`` names them."""
+    try:
+        yield
+    except PurgatoryError:
+        raise
+    except (*UNDECODABLE, struct.error, pa.ArrowException) as error:
+        size = f": {error}" if isinstance(error, MemoryError) else ""
+        raise StateCorruptError(
+            f"{what} matches its checksum but cannot be decoded ({type(error).__name__}{size}): another release wrote "
+            "it, or it was damaged before it was written. Run the release that wrote the checkpoint, or bring the "
+            "checkpoint back from a copy"
+        ) from error
 
 
 def write_frame(magic: bytes, version: int, body: bytes) -> bytes:

@@ -92,8 +92,8 @@ def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | Non
     """Restore the timer that `save_timer` saw."""
     wheel, levels = timer.wheel, numbers["wheel_levels"]
     wheel.clock = numbers["wheel_clock"]
-    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
     wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
+    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
     armed_tick = usual_tick
     if armed_tick is None or "timer.armed" in arrays:
         armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)

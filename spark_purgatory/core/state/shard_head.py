@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from typing import Any
 
-from spark_purgatory.core.state.frame import read_frame, write_frame
+from spark_purgatory.core.state.frame import decoding, read_frame, write_frame
 from spark_purgatory.errors import StateCorruptError
 
 MAGIC = b"SPKPHED\0"
 VERSION = 1
+KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "int | None": int | None, "Mapping[str, Any]": dict}
 # A shard is saved again beyond these limits. Each shard has its own between the two numbers, so that the shards of a
 # query are not all saved in one micro-batch.
 LOG_PER_SNAPSHOT = (1.5, 2.5)  # bytes of log, as a multiple of the last snapshot's
@@ -63,11 +64,15 @@ def write_head(head: ShardHead) -> bytes:
     return write_frame(MAGIC, VERSION, json.dumps(asdict(head), separators=(",", ":")).encode())
 
 
+@decoding("the head of a shard's state")
 def read_head(data: bytes) -> ShardHead:
     """Return the head that `write_head` was given. Raises StateCorruptError or StateVersionError."""
-    fields = json.loads(bytes(read_frame(MAGIC, VERSION, data, "the head of a shard's state")))
-    known = {name: value for name, value in fields.items() if name in ShardHead.__dataclass_fields__}
+    found = json.loads(bytes(read_frame(MAGIC, VERSION, data, "the head of a shard's state")))
+    known = {name: value for name, value in found.items() if name in ShardHead.__dataclass_fields__}
     try:
-        return ShardHead(**known)
+        head = ShardHead(**known)
     except TypeError as error:
         raise StateCorruptError(f"the head of a shard's state lacks fields: {error}") from error
+    if wrong := [each.name for each in fields(head) if not isinstance(getattr(head, each.name), KINDS[str(each.type)])]:
+        raise StateCorruptError(f"the head of a shard's state has other types in {', '.join(wrong)}: damaged")
+    return head

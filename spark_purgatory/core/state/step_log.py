@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -25,12 +26,15 @@ from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
-from spark_purgatory.core.state.frame import read_frame, write_frame
+from spark_purgatory.core.state.frame import decoding, read_frame, write_frame
 from spark_purgatory.core.state.shard_head import ShardHead, read_head
 from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
 
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
+WHAT = "an entry of a shard's log"
+MOST_COMPRESSED = 1 << 15
+"""zstd's smallest block has 4 bytes and decodes to at most 128 KiB."""
 # The version of the engine's steps. A release in which a step may lead to another state raises it. Logs of earlier
 # releases are then refused, because outcomes of their replay could differ from those that have left.
 STEP_VERSION = 2  # 2: the order of a step's rows decides nothing
@@ -61,20 +65,22 @@ def write_entry(step: Step) -> bytes:
     return write_frame(MAGIC, VERSION, SIZE.pack(len(body)) + CODEC.compress(body, asbytes=True))
 
 
+@decoding(WHAT)
 def read_entry(entry: bytes) -> Step:
     """Return the step of an entry. Raises StateCorruptError or StateVersionError."""
-    coded = read_frame(MAGIC, VERSION, entry, "an entry of a shard's log")
-    if len(coded) < SIZE.size:
-        raise StateCorruptError(f"an entry of a shard's log has a body of {len(coded)} bytes: truncated")
-    body = memoryview(CODEC.decompress(pa.py_buffer(coded[SIZE.size :]), SIZE.unpack_from(coded)[0]))
+    coded = read_frame(MAGIC, VERSION, entry, WHAT)
+    [size] = SIZE.unpack_from(coded)
+    if size > len(coded) * MOST_COMPRESSED:
+        raise StateCorruptError(f"{WHAT} has {len(coded)} bytes, which cannot decode to {size}: damaged")
+    body = memoryview(CODEC.decompress(pa.py_buffer(coded[SIZE.size :]), size))
     watermark_ms, operations, events = COUNTS.unpack_from(body)
     at = COUNTS.size
     lengths = struct.unpack_from(f"<{operations + events}Q", body, at)
     at += SIZE.size * len(lengths)
-    blobs = []
-    for length in lengths:
-        blobs.append(bytes(body[at : at + length]))
-        at += length
+    ends = [*accumulate(lengths, initial=at)]
+    if ends[-1] != len(body):
+        raise StateCorruptError(f"{WHAT} has {len(body)} bytes, but its lengths add up to {ends[-1]}: damaged")
+    blobs = [bytes(body[start:end]) for start, end in pairwise(ends)]
     return Step(watermark_ms, blobs[:operations], blobs[operations:])
 
 
@@ -106,7 +112,11 @@ def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> 
 def replay(engine: EventTimePurgatory, entries: Iterable[bytes]) -> None:
     """Take the steps of the entries in order, and drop their outcomes, which left when the steps were first taken."""
     for entry in entries:
-        take_step(engine, read_entry(entry), is_kept=True)
+        step = read_entry(entry)
+        with decoding(WHAT):
+            for table in filter(None, map(table_of, (step.operations, step.events))):
+                table.validate(full=True)
+            take_step(engine, step, is_kept=True)
 
 
 def digest(spec: EngineSpec) -> str:

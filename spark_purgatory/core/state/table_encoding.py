@@ -59,6 +59,7 @@ def join_table(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[p
             else:
                 columns.append(next(left))
         whole.append(batch_of(columns, schema, rows))
+        whole[-1].validate()
     return whole
 
 
@@ -97,4 +98,6 @@ def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
         characters.append(arrays.pop(f"{part}/letters/{len(characters)}"))
     whole = characters[0] if len(characters) == 1 else np.concatenate([part.view(np.uint8) for part in characters])
     buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
-    return pa.Array.from_buffers(kind, len(lengths), buffers)
+    text = pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+    text.validate(full=True)  # or offsets beyond the characters would end the process
+    return text.view(kind)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 from spark_purgatory import errors
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import PurgatoryError
+
+MOST_LINE_BYTES = 1 << 20
+MOST_BLOB_BYTES = (1 << 31) - 1
+"""The longest binary value that Spark has."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,11 @@ def send_request(connection: Connection, request: Request) -> None:
 
 def receive_request(connection: Connection) -> Request:
     """What is asked."""
-    fields = json.loads(connection.recv_bytes())
-    watermark_ms, *counts = fields["step"]
-    operations, events = ([connection.recv_bytes() for _ in range(count)] for count in counts)
-    return Request(**{**fields, "step": Step(watermark_ms, operations, events)})
+    with _understood():
+        fields = json.loads(connection.recv_bytes(MOST_LINE_BYTES))
+        watermark_ms, *counts = fields["step"]
+        operations, events = ([connection.recv_bytes(MOST_BLOB_BYTES) for _ in range(count)] for count in counts)
+        return Request(**{**fields, "step": Step(watermark_ms, operations, events)})
 
 
 def send_answer(connection: Connection, answer: Answer | PurgatoryError | None) -> None:
@@ -75,20 +81,25 @@ def send_answer(connection: Connection, answer: Answer | PurgatoryError | None) 
 
 def receive_answer(connection: Connection) -> Answer | None:
     """The answer, None for a miss. Raises the error that the step raised."""
-    fields = json.loads(connection.recv_bytes())
-    if "error" in fields:
-        raise _raised(fields["error"], fields["message"])
-    if "missed" in fields:
-        return None
-    blobs: dict[str, bytes] = {name: connection.recv_bytes() for name in fields["blobs"]}
-    return Answer(**fields["answer"], outcomes=blobs.get("outcomes"), snapshot=blobs.get("snapshot"))
+    with _understood():
+        fields = json.loads(connection.recv_bytes(MOST_LINE_BYTES))
+        if "missed" in fields:
+            return None
+        if "error" not in fields:
+            blobs = {name: connection.recv_bytes(MOST_BLOB_BYTES) for name in fields["blobs"]}
+            return Answer(**fields["answer"], outcomes=blobs.get("outcomes"), snapshot=blobs.get("snapshot"))
+        error: PurgatoryError = PurgatoryError.__new__(getattr(errors, fields["error"]))
+        error.args = (str(fields["message"]),)
+    raise error
 
 
-def _raised(name: str, message: str) -> PurgatoryError:
-    """The error that the holder's step raised."""
-    error: PurgatoryError = getattr(errors, name).__new__(getattr(errors, name))
-    error.args = (message,)
-    return error
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raise OSError for a message that is not one of these: its sender counts as lost."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise OSError(f"a message of another worker cannot be understood ({type(error).__name__})") from error
 
 
 def _send(connection: Connection, fields: dict[str, Any], blobs: Sequence[bytes]) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 LONGEST_ADDRESS = 100
 """Bytes of a socket's path: the system takes 107 at most."""
 BACKLOG = 64
+MOST_CONNECTIONS = 256
+"""Each worker of the executor has one, and each of them has a thread here. Further ones are closed at once."""
 TIME = struct.Struct("ll")
 """``struct timeval``: seconds and microseconds."""
 
@@ -63,9 +65,9 @@ class Server:
                     accepted, _ = self._socket.accept()
                 except OSError:
                     return
-                if self._closed:
+                if self._closed or len(self._connections) >= MOST_CONNECTIONS:
                     accepted.close()
-                    return
+                    continue
                 connection = Connection(accepted.detach())
                 self._connections.add(connection)
                 self._start(self._talk, connection)

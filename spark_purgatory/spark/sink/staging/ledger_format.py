@@ -96,7 +96,7 @@ def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
         ledger = _replayed({name: entry.body for name, entry in known.items()})
         _check_last_intent(ledger, [entry.body for entry in known.values()], folder)
         return ledger
-    except (KeyError, TypeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StagingError(f"an entry of {folder}/log was written by another version of spark_purgatory") from error
 
 

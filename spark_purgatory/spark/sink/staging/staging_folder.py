@@ -206,7 +206,11 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         entry = json.loads(line)
         text = entry["body"]
         version = entry["format"]
-        if zlib.crc32(text.encode()) == entry["crc32"] and isinstance(version, int):
+        if (
+            zlib.crc32(text.encode()) == entry["crc32"]
+            and isinstance(version, int)
+            and str(entry["entry"]) == entry["entry"]
+        ):
             if version > FORMAT:
                 raise StagingError(
                     f"{path} has format {version} and this version of spark_purgatory reads up to {FORMAT}: nothing "
@@ -214,7 +218,7 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
                 )
             found = _ENTRY.search(path)
             return LogEntry(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise StagingError(
         f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "

@@ -1,0 +1,363 @@
+"""The readers of bytes that are fuzzed, each with inputs that it can read.
+
+A mutated input gets a right checksum first. A checksum finds every accident on the way, so what is read here is what
+only a fault of another release, or of the memory of the machine that wrote it, could have written.
+
+Arrow's own metadata is left as Arrow wrote it: pyarrow ends the process (std::bad_alloc) for some that was changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state import blob, frame, shard_head, step_log
+from spark_purgatory.core.state.ascii7 import decode, encode
+from spark_purgatory.core.state.engine_snapshot import differences, inspect, restore, waiting_schema
+from spark_purgatory.core.state.step_log import ShardState, Step
+from spark_purgatory.errors import StateError, StateMismatchError
+from spark_purgatory.job.avro_schemas import schemas_of
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.kafka_values import with_mark
+from spark_purgatory.job.source_config import AvroValues, KafkaSource
+from spark_purgatory.spark.host import warm_messages
+from spark_purgatory.spark.sink.staging import staging_folder
+from spark_purgatory.spark.sink.staging.ledger_format import replay
+from tests.fuzz.fuzzer import Reader
+from tests.support.engine_driver import Shards, events_table, operations_table
+from tests.support.golden_states import GOLDEN
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+JOB = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
+CORE = "core/state/"
+
+
+# --- states ---------------------------------------------------------------------------------------------
+
+SPECS = (
+    EngineSpec(criteria.any_key(), identity_width=2),
+    EngineSpec(criteria.level(2), final=True, operation_ids=True, event_ids=True, orphans="all"),
+    EngineSpec(criteria.sum_at_least(3), lookback_us=5_000, number="decimal(18,2)"),
+)
+
+
+def _states() -> list[bytes]:
+    """Small states of several queries, and the golden one."""
+    found = [GOLDEN.read_bytes()]
+    for number, spec in enumerate(SPECS):
+        shards = Shards(spec, several=number > 0)
+        rows = [
+            {
+                "id": f"o{i}",
+                "keys": list("abc"[i % 3 :]),
+                "created": 10_000,
+                "deadline": 20_000 + 7_000 * i,
+                "row": None,
+            }
+            for i in range(6)
+        ]
+        happened = [{"key": key, "time": 12_000, "value": 2.0, "kind": "complete"} for key in ("b", "x")]
+        if spec.operation_ids:
+            happened.append({"key": "c", "time": 11_000, "value": None, "kind": "fail", "operation_id": "o9"})
+        shards.step(rows, happened, 0)
+        shards.step([], [], 14)
+        state = shards.blobs[0]
+        assert state is not None
+        found.append(state)
+    return found
+
+
+def _body(state: bytes) -> bytes:
+    size = blob.HEADER.unpack_from(state)[3]
+    return decode(np.frombuffer(state, np.uint8)[blob.HEADER_BYTES :], size).tobytes()
+
+
+def _state(body: bytes) -> bytes:
+    """A state whose body is this one, with right checksums."""
+    coded = encode(np.frombuffer(body, np.uint8)).tobytes()
+    head = blob.HEADER.pack(blob.MAGIC, blob.VERSION, 1, len(body), zlib.crc32(coded))
+    return head + struct.pack("<I", zlib.crc32(head)) + coded
+
+
+def _streams(body: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(body):
+        length = int.from_bytes(body[at : at + 8], "little")
+        found.append(body[at + 8 : at + 8 + length])
+        at += 8 + length
+    return found
+
+
+STREAM = struct.Struct("<BQ")
+"""The number of a stream, and its length as the state says it."""
+
+
+def _state_of_streams(known: list[bytes], data: bytes) -> bytes:
+    """A state of known streams in any order and number, some under another length."""
+    whole = STREAM.iter_unpack(data[: len(data) // STREAM.size * STREAM.size])
+    return _state(b"".join(struct.pack("<Q", length) + known[number % len(known)] for number, length in whole))
+
+
+def _contents(state: bytes) -> bytes:
+    """Names and places of the arrays as JSON after its length, then the bytes of the arrays, uncompressed."""
+    body = _body(state)
+    with pa.ipc.open_stream(pa.py_buffer(body[8 : 8 + int.from_bytes(body[:8], "little")])) as reader:
+        meta, arrays = (column[0].as_py() for column in reader.read_next_batch().columns)
+    return struct.pack("<I", len(meta)) + meta + arrays
+
+
+def _state_of(contents: bytes) -> bytes:
+    size = int.from_bytes(contents[:4], "little") % (len(contents) + 1)
+    columns = [pa.array([part], pa.large_binary()) for part in (contents[4 : 4 + size], contents[4 + size :])]
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays(columns, names=["meta", "arrays"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue().to_pybytes()
+    return _state(struct.pack("<Q", len(stream)) + stream)
+
+
+WITHOUT_QUERY = (blob.read_metadata, waiting_schema, partial(differences, SPECS[0], shards=1), inspect)
+
+
+def _read_state(state: bytes) -> None:
+    """Everything that reads a state, as the query that wrote it, as another, and without a query."""
+    refused: StateError | None = None
+    for read in (*(partial(restore, spec, shards=1) for spec in SPECS), *WITHOUT_QUERY):
+        try:
+            read(blob=state)
+        except StateMismatchError:
+            continue
+        except StateError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+
+
+# --- the log host ---------------------------------------------------------------------------------------
+
+LOG_SPEC = EngineSpec(criteria.count(2), identity_width=1)
+
+
+def _packed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _blobs() -> list[bytes]:
+    """Tables of operations and of events, as they should be and otherwise."""
+    rows = [{"id": f"o{i}", "keys": ["k"], "created": 10_000, "deadline": 20_000, "row": None} for i in range(3)]
+    happened = [{"key": "k", "time": 15_000, "value": 1.0}]
+    operations, events = operations_table(rows, False), events_table(happened)
+    others = [operations_table(rows, True), operations.drop_columns(["id_hash"]), events.drop_columns(["value"])]
+    others += [
+        events.set_column(0, "key", pa.array([7])),
+        operations.rename_columns([*operations.column_names[1:], "x"]),
+    ]
+    nulls = pa.table([pa.nulls(3, kind) for kind in operations.schema.types], operations.column_names)
+    return [*map(_packed, (operations, events, *others, nulls, operations.slice(0, 0))), b"", b"no stream"]
+
+
+PLACES = struct.Struct("<qIIQ")
+"""Watermark, how many blobs of each side, and what is added to the length of the last one."""
+
+
+def _replay_blobs(known: list[bytes], data: bytes) -> None:
+    """An entry with known blobs in any order and number."""
+    watermark_ms, operations, events, more = PLACES.unpack(data[: PLACES.size].ljust(PLACES.size, b"\0"))
+    blobs = [known[number % len(known)] for number in data[PLACES.size :]]
+    lengths = [len(blob) for blob in blobs]
+    if lengths:
+        lengths[-1] = (lengths[-1] + more) % (1 << 64)
+    counts = step_log.COUNTS.pack(watermark_ms, operations, events)
+    _replay(b"".join((counts, *(struct.pack("<Q", length) for length in lengths), *blobs)))
+
+
+def _replay(body: bytes) -> None:
+    coded = struct.pack("<Q", len(body)) + step_log.CODEC.compress(body, asbytes=True)
+    step_log.replay(EventTimePurgatory(LOG_SPEC), [frame.write_frame(step_log.MAGIC, step_log.VERSION, coded)])
+
+
+def _read_coded(coded: bytes) -> None:
+    step_log.read_entry(frame.write_frame(step_log.MAGIC, step_log.VERSION, coded))
+
+
+def _read_head(fields: bytes) -> None:
+    data = frame.write_frame(shard_head.MAGIC, shard_head.VERSION, fields)
+    head = shard_head.read_head(data)
+    assert ShardState(None, data).size >= 0 or head.snapshot_bytes < 0
+    head.wants_snapshot(1)
+    ShardState(None, data).metadata()
+
+
+# --- the staging log ------------------------------------------------------------------------------------
+
+
+def _sealed(entry: dict[str, Any], body: str) -> str:
+    return json.dumps({**entry, "crc32": zlib.crc32(body.encode()), "body": body})
+
+
+def _replay_lines(lines: bytes) -> None:
+    """A whole log; a body is behind its name and a tab, a line that has none is taken as it is."""
+    entries = []
+    for number, line in enumerate(lines.decode("utf-8", "replace").splitlines()):
+        name, tab, body = line.partition("\t")
+        text = _sealed({"format": staging_folder.FORMAT, "entry": name}, body) if tab else line
+        path = f"/c/staging/log/generation=0/epoch=0/{number}"
+        entries.append(staging_folder._parse(path, text, "/c/staging"))
+    ledger = replay(entries, "/c/staging")
+    assert ledger.next_drain >= 0 or ledger.intent is not None
+    ledger.idle_folders()
+
+
+def _logs() -> list[bytes]:
+    lines = [json.loads(line) for line in (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()]
+    opened = [f"{line['entry']}\t{line['body']}" for line in lines]
+    return ["\n".join(opened).encode(), "\n".join(map(json.dumps, lines)).encode()]
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+
+def _read_job(folder: Path, text: bytes) -> None:
+    file = folder / "job.yaml"
+    file.write_bytes(text)
+    load_config(file)
+
+
+def _set_field(assignment: bytes) -> None:
+    load_config(JOB, [assignment.decode("utf-8", "replace")])
+
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "n", "type": ["null", "long"], "default": None}],
+}
+
+
+def _source(**avro: Any) -> KafkaSource:
+    given = AvroValues.model_validate(avro)
+    return KafkaSource(format="kafka", topic=["orders"], avro=given, options={"kafka.bootstrap.servers": "h:1"})
+
+
+def _read_schema(folder: Path, text: bytes) -> None:
+    file = folder / "order.avsc"
+    file.write_bytes(text)
+    with_mark(schemas_of(_source(schema_file=str(file)), "operations").reader)
+
+
+def _ask_registry() -> Callable[[bytes], None]:
+    """A function that lets a server on this machine give an answer, and asks it."""
+    answers = [b"", b""]
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """The list of versions, or one of them."""
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[self.path.count("/") > 3])
+
+        def log_message(self, *said: Any) -> None:
+            """Nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    source = _source(registry={"url": f"http://127.0.0.1:{server.server_port}"})
+
+    def ask(text: bytes) -> None:
+        answers[:] = (*text.split(b"\n", 1), b"")[:2]
+        schemas = schemas_of(source, "operations")
+        for schema in (schemas.reader, *schemas.writers.values()):
+            with_mark(schema)
+
+    return ask
+
+
+# --- warm engines ---------------------------------------------------------------------------------------
+
+
+def _message(*parts: bytes) -> bytes:
+    return b"".join(struct.pack("!i", len(part)) + part for part in parts)
+
+
+def _receive(receive: Callable[[Connection], object], data: bytes) -> None:
+    """What a worker does with bytes from a socket; OSError and EOFError end the connection and nothing else."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with Connection(ours.detach()) as connection:
+        theirs.send(data)
+        theirs.close()
+        try:
+            receive(connection)
+        except (OSError, EOFError) as error:
+            raise StateMismatchError("the connection is ended") from error
+
+
+def _requests() -> list[bytes]:
+    fields = {"shard_id": "s", "token": "a", "next_token": "b", "spec_digest": "d", "step": [5, 1, 1]}
+    fields |= {"shards": 1, "max_warm_bytes": 9, "wants_snapshot": False}
+    return [_message(json.dumps(fields).encode(), b"operations", b"events")]
+
+
+def _answers() -> list[bytes]:
+    answer = {"counted": {"received": 1}, "due_ms": None, "gauges": {}, "tally": {}, "warm_bytes": 5, "holder": "/x"}
+    whole = json.dumps({"answer": answer, "blobs": ["outcomes", "snapshot"]}).encode()
+    return [_message(whole, b"outcomes", b"snapshot"), _message(b'{"missed": true}')]
+
+
+def readers() -> list[Reader]:
+    """All of them. Some keep a file or a server of their own until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=os.environ.get("FUZZ_FOLDER")))
+    states, state = _states(), [CORE + name for name in ("blob", "engine_snapshot", "encodings", "table_encoding")]
+    state += [CORE + name for name in ("event_snapshot", "purgatory_snapshot", "payload_schema")]
+    known = [stream for each in states for stream in _streams(_body(each))]
+    streams = b"".join(STREAM.pack(n, len(stream)) for n, stream in enumerate(_streams(_body(states[0]))))
+    log = [CORE + "step_log", CORE + "frame", "core/spec/arrivals"]
+    coded = [bytes(frame.read_frame(step_log.MAGIC, 1, step_log.write_entry(Step(5, [b"a" * 90])), "an entry"))]
+    head = (DATA / "shard_head_v1.bin").read_bytes()
+    heads = [bytes(frame.read_frame(shard_head.MAGIC, shard_head.VERSION, head, "a head"))]
+    staging = [f"spark/sink/staging/{name}" for name in ("staging_folder", "ledger_format", "ledger")]
+    job = [f"job/{name}" for name in ("config_file", "job_config", "source_config", "config_types")]
+    avro = ["job/avro_schemas", "job/kafka_values"]
+    schema = json.dumps(AVRO).encode()
+    version = json.dumps({"subject": "orders-value", "version": 1, "id": 7, "schema": json.dumps(AVRO)}).encode()
+    warm = ["spark/host/warm_messages"]
+    return [
+        Reader("streams of a state", lambda data: _read_state(_state_of_streams(known, data)), [streams], state),
+        Reader("contents of a state", lambda data: _read_state(_state_of(data)), [*map(_contents, states)], state),
+        Reader("entry of a log", partial(_replay_blobs, _blobs()), [PLACES.pack(5, 1, 1, 0) + b"\0\1"], log),
+        Reader("compressed entry", _read_coded, coded, log),
+        Reader("head of a shard", _read_head, heads, [CORE + "shard_head", CORE + "step_log"]),
+        Reader("staging log", _replay_lines, _logs(), staging),
+        Reader("job file", partial(_read_job, folder), [JOB.read_bytes()], job),
+        Reader(
+            "--set",
+            _set_field,
+            [b"output.linger=4 seconds", b"purgatory.criterion={count: 2}", b"purgatory.emit=final"],
+            job,
+        ),
+        Reader("Avro schema", partial(_read_schema, folder), [schema], avro),
+        Reader("answers of a registry", _ask_registry(), [b"[1]\n" + version], avro),
+        Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests(), warm),
+        Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers(), warm),
+    ]

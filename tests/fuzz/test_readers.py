@@ -1,0 +1,140 @@
+"""Readers of bytes get inputs that were changed behind a right checksum: they read them or refuse them by name.
+
+`make fuzz` gives them many more, `make fuzz MINUTES=60` for an hour. The cases below are what it has found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_purgatory.errors import BugError, PurgatoryError
+from tests.fuzz import fuzzer
+from tests.fuzz.fuzzer import Reader, fuzz, last_input
+from tests.fuzz.readers import _message, readers
+
+INPUTS = os.environ.get("FUZZ_INPUTS", "100")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_reader_reads_a_changed_input_or_refuses_it_by_name(tmp_path: Path) -> None:
+    """In a process of its own: the worst that an input can do is to end the process."""
+    current = tmp_path / "current"
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", INPUTS, "--current", str(current)]
+    given = {**os.environ, "FUZZ_FOLDER": str(tmp_path)}
+    ran = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
+    assert ran.returncode in (0, 1), f"{ran.stderr[-2000:]}\nended by {last_input(current)}"
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
+    assert ran.stdout.count(" 0 faults") == len(readers())
+
+
+def json_with(**changed: object) -> Callable[[bytes], bytes]:
+    """The first line of an input with other fields."""
+
+    def change(data: bytes) -> bytes:
+        return json.dumps({**json.loads(data), **changed}).encode()
+
+    return change
+
+
+def contents_with(change: Callable[[dict], None]) -> Callable[[bytes], bytes]:
+    """The contents of a state with other metadata."""
+
+    def changed(data: bytes) -> bytes:
+        size = int.from_bytes(data[:4], "little")
+        meta = json.loads(data[4 : 4 + size])
+        change(meta)
+        text = json.dumps(meta).encode()
+        return struct.pack("<I", len(text)) + text + data[4 + size :]
+
+    return changed
+
+
+def _longer(meta: dict) -> None:
+    """The lengths of the first texts are read as numbers of eight bytes: most point beyond the characters."""
+    lengths = next(each for each in meta["arrays"] if each[0].endswith("/lengths"))
+    lengths[1:5] = ["<i8", "<i8", 0, ""]
+
+
+CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "segments without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(segments=1 << 40))),
+    "levels without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(wheel_levels=10**9))),
+    "texts beyond their characters": ("contents", contents_with(_longer)),
+    "a column less": ("contents", contents_with(lambda meta: meta["arrays"].pop())),
+    "an entry of an exabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 60) + data[8:]),
+    "an entry of a gigabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 30) + data[8:]),
+    "blobs longer than the entry": ("entry of", lambda data: data[:16] + struct.pack("<Q", 1 << 62) + data[24:]),
+    "an entry that ends early": ("entry of", lambda data: data[:-1]),
+    "a head that is no object": ("head", lambda _: b"[]"),
+    "a head that is no JSON": ("head", lambda _: b"\xff"),
+    "a head with a text for a number": ("head", json_with(log_bytes="many")),
+    "a name that is a list": ("staging", lambda _: b'{"format":1,"crc32":0,"entry":[],"body":""}'),
+    "lists in lists": ("staging", lambda _: b"[" * 100_000),
+    "pieces of different numbers": ("staging", lambda data: data.replace(b'"rows":[3,4]', b'"rows":[3]')),
+    "a schema without fields": ("Avro", lambda _: b'{"type": "record"}'),
+    "a schema in lists": ("Avro", lambda _: b"[" * 100_000),
+    "a subject without versions": ("registry", lambda _: b"[]\n"),
+    "versions that are a number": ("registry", lambda _: b"7\n"),
+    "a version that is a list": ("registry", lambda _: b"[1]\n[]"),
+    "a version without an id": ("registry", lambda data: data.replace(b'"id"', b'"no"')),
+    "a request that is no object": ("request", lambda _: _message(b"[1]")),
+    "a request in lists": ("request", lambda _: _message(b"[" * 100_000)),
+    "a request of two gigabytes": ("request", lambda data: struct.pack("!i", (1 << 31) - 1) + data[4:]),
+    "an error of no class": ("answer", lambda _: _message(b'{"error": "re", "message": ""}')),
+    "an error of a class elsewhere": ("answer", lambda _: _message(b'{"error": "NamedTuple", "message": ""}')),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_found_is_refused_by_name(name: str) -> None:
+    part, change = CASES[name]
+    reader = next(each for each in readers() if part in each.name.split() or part in each.name)
+    with pytest.raises(PurgatoryError) as refused:
+        reader.read(change(reader.seeds[0]))
+    assert not isinstance(refused.value, BugError)
+
+
+def _stays(data: bytes) -> None:
+    while data[:1] != b"[":
+        pass
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [(lambda data: json.loads(data)["a"], "KeyError"), (_stays, "TooLongError")],
+    ids=["another error", "no end"],
+)
+def test_the_fuzzer_sees_a_planted_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: Callable[[bytes], object], said: str
+) -> None:
+    monkeypatch.setattr(fuzzer, "MOST_CPU_SECONDS", 0.2)
+    current = tmp_path / "current"
+    current.touch()
+    seed = b'[1, 2, {"a": 3}]' if planted is _stays else b'{"a": 3}'
+    found = fuzz(Reader("planted", planted, [seed], []), 1, lambda made: made < 40, current)
+    assert any(place.startswith(said) for place in found.faults), found
+
+
+def test_a_memory_limit_and_the_input_of_a_process_that_ended_are_seen(tmp_path: Path) -> None:
+    current = tmp_path / "current"
+    current.touch()
+    program = (
+        "import os, pathlib\n"
+        "from tests.fuzz.fuzzer import *\n"
+        "limit_memory()\n"
+        "def planted(data):\n"
+        "    if data != b'seed': os.abort()\n"
+        "    try: bytearray(2 * MOST_MEMORY)\n"
+        "    except MemoryError: print('no memory', flush=True)\n"
+        f"fuzz(Reader('planted', planted, [b'seed'], []), 1, lambda made: made < 9, pathlib.Path({str(current)!r}))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (-6, "no memory\n"), ran.stderr
+    assert last_input(current).startswith("planted: ") and last_input(current) != f"planted: {b'seed'.hex()}"
