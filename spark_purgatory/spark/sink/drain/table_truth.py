@@ -137,7 +137,7 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
             raise StorageError(
                 f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
                 f"while drain {intent.number} was written, which is the version after {before} or none. Staged "
-                "rows wait. {history.words.keep}, and start again"
+                f"rows wait. {history.words.keep}, and start again"
             )
         said = "had been committed before the table's history was cut: it skipped it"
         LOG.warning(f"table {names.table}, drain {intent.number} {said}")
