@@ -33,8 +33,7 @@ from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from spark_purgatory.spark.host.warm_engines import FORGOTTEN_SECONDS, STALE_SECONDS, WarmEngines, step_engine
 from spark_purgatory.spark.host.warm_folder import executor_folder, is_neighbour
-from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, MOST_CONNECTIONS, Server, connect
+from spark_purgatory.spark.host.warm_messages import LONGEST_ADDRESS, MOST_CONNECTIONS, Answer, Request, Server, connect
 from tests.support.engine_driver import events_table, operations_table, outcome_rows
 
 SPEC = EngineSpec(criteria.count(1), identity_width=2)

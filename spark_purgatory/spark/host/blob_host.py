@@ -1,9 +1,8 @@
 """The host whose state is one blob a shard: the group function for ``applyInPandasWithState``, and for batch queries.
 
-A call restores the engine from the state's blob, takes what arrived, saves it, and sets the shard's time-out to its
-next deadline. The boundary: Spark fires at ``timeout < watermark``, the engine expires at ``deadline <= watermark``;
-so a shard whose next deadline is d asks for d - 1. A call with data replaces the time-out, so every call expires what
-is due first.
+A call restores the engine, takes the rows that arrived, saves the engine, and sets the shard's time-out to its next
+deadline. Spark fires at ``timeout < watermark``, and the engine expires at ``deadline <= watermark``. So a shard whose
+next deadline is d asks for d - 1. A call with data replaces the time-out, so every call first expires what is due.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ StreamFunction = Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFr
 
 
 def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
-    """The calls' rows."""
+    """Return the rows of the calls."""
     timeout = GroupStateTimeout.EventTimeTimeout
     return groups.applyInPandasWithState(function, calls.RESULT_DDL, "blob binary", "append", timeout)
 
@@ -36,13 +35,12 @@ def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
 def stream_function(
     spec: EngineSpec, shards: int | None, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
 ) -> StreamFunction:
-    """The function for `blob_hosted`."""
+    """Return the function for `blob_hosted`."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        step = calls.step_of(
-            calls.rows_in(frames), calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast
-        )
+        clock_ms = calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms)
+        step = calls.step_of(calls.rows_in(frames), clock_ms, broadcast)
         engine = restore(spec, state.get[0], shards or 0) if state.exists else EventTimePurgatory(spec)
         before = calls.counts_of(engine.outcomes.tally)
         outcomes = take_step(engine, step)
@@ -56,7 +54,7 @@ def stream_function(
 
 
 def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None:
-    """Have Spark call the shard when its engine is next due; a time-out fires once the watermark is beyond it."""
+    """Have Spark call the shard when its engine is next due. A time-out fires once the watermark is beyond it."""
     timer_ms = calls.timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
     if timer_ms is not None:
         state.setTimeoutTimestamp(max(timer_ms - 1, 1))
@@ -65,7 +63,7 @@ def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None
 def batch_function(
     spec: EngineSpec, as_of_ms: int | None, broadcast: calls.Broadcast | None = None
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
+    """Return the function for ``applyInPandas``: all rows arrive at once, and then the watermark is set."""
 
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
         prepare_worker()

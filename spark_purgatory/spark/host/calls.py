@@ -1,4 +1,4 @@
-"""What the hosts have in common: what a call of a shard is given, and the row that it answers with."""
+"""The common part of both hosts: the step that a call of a shard makes, and the row that it returns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, to_blob
 
 RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS) + ", rejections array<bigint>"
-"""A call's row: its outcomes, packed, and what it counted; by `REJECTION_COUNTERS`, null where all of them are 0."""
+"""A call's row: its packed outcomes, its counters, and those of `REJECTION_COUNTERS`, null if all of them are 0."""
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Every shard is sent every event: to how many, and how much of it a micro-batch may bring."""
+    """The shards that are all sent every event, and the most bytes of events in a micro-batch."""
 
     shards: int
     max_bytes: int
 
     def check(self, size: int) -> None:
-        """Raise LimitError where so many bytes of packed events, those that came so far, are too many."""
+        """Raise LimitError if the packed events so far have too many bytes."""
         if size > self.max_bytes:
             raise LimitError(
                 f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
@@ -39,20 +39,20 @@ class Broadcast:
 
 
 def clock_behind(watermark_ms: int, delay_ms: int) -> int:
-    """The engine's clock, so far behind Spark's watermark; 0, none yet, where that is none or so early."""
+    """Return the engine's clock, which is behind Spark's watermark; 0 if there is none yet."""
     return max(watermark_ms - delay_ms, 0)
 
 
 def timer_of(due_ms: int | None, watermark_ms: int, clock_delay_ms: int) -> int | None:
-    """The watermark at which Spark calls a shard whose engine is next due at ``due_ms``; None: nothing is due.
+    """Return the watermark at which Spark calls a shard that is next due at ``due_ms``; None if nothing is due.
 
-    It lies beyond the present watermark, since Spark deletes the timer that has just fired, and after 1970.
+    It is after 1970, and beyond the present watermark, because Spark deletes the timer that has just fired.
     """
     return None if due_ms is None else max(due_ms + clock_delay_ms, watermark_ms + 1, 1)
 
 
 def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Broadcast | None) -> Step:
-    """The step that rows of the exchange, (side, blob), are."""
+    """Return the step of rows of the exchange, which are (side, blob)."""
     sides: dict[int, list[bytes]] = {OPERATIONS: [], EVENTS: []}
     size = 0
     for side, blob in rows:
@@ -64,7 +64,7 @@ def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Bro
 
 
 def counts_of(tally: Tally) -> dict[str, int]:
-    """What a shard has counted since its beginning, by counter."""
+    """Return the counters of a shard since its beginning."""
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
     return {
         "received": tally.received,
@@ -80,19 +80,19 @@ def counts_of(tally: Tally) -> dict[str, int]:
 
 
 def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
-    """What a call has counted; ``before``: `counts_of` before it."""
+    """Return the counters of a call; ``before``: `counts_of` before it."""
     return {name: now - before[name] for name, now in counts_of(tally).items()}
 
 
 def packed(outcomes: Sequence[pa.RecordBatch]) -> bytes | None:
-    """Outcomes as one blob, None of none."""
-    # ORPHANs lack the operation's columns, which become null; these come last where the first batch is of ORPHANs.
+    """Return outcomes as one blob, None if there are none."""
+    # ORPHANs lack the operation's columns, which become null, and which come last if the first batch has ORPHANs.
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     return to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
 
 
 def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) -> dict[str, Any]:
-    """A call's row, by column of `RESULT_DDL`; ``counted``: what the call `added`."""
+    """Return a call's row, by column of `RESULT_DDL`; ``counted``: the counters that the call `added`."""
     numbers = {name: counted[name] for name in COUNTERS}
     rejections = [counted[name] for name in REJECTION_COUNTERS]
     row = {"blob": blob, **numbers, "state_bytes_written": state_bytes}
@@ -100,16 +100,16 @@ def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) 
 
 
 def nothing(state_bytes: int) -> dict[str, Any]:
-    """The row of a call that has no outcome and counted nothing."""
+    """Return the row of a call without outcomes and counts."""
     return result_of(None, counts_of(Tally()), state_bytes)
 
 
 def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:
-    """A call's row, for an operator that takes pandas frames."""
+    """Return a call's row for an operator that takes pandas frames."""
     return pd.DataFrame({name: [value] for name, value in row.items()})
 
 
 def rows_in(frames: Iterable[pd.DataFrame]) -> Iterator[tuple[int, bytes]]:
-    """The rows of the exchange, (side, blob), from an operator that gives pandas frames."""
+    """Yield the rows of the exchange, (side, blob), from an operator that gives pandas frames."""
     for frame in frames:
         yield from zip(frame["side"], frame["blob"], strict=True)

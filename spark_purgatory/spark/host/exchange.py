@@ -1,8 +1,8 @@
 """The packed exchange: rows become Arrow once and stay Arrow.
 
-The functions of `packer` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and leave as
-one blob (Arrow IPC) a shard. That of `unpacker` runs in the ``mapInArrow`` after the group function. Between them the
-shuffle and the state function see a few large binary rows.
+The function of `packer` runs in a ``mapInArrow`` before the shuffle. It gathers rows, splits them by shard, and emits
+one blob (Arrow IPC) a shard. The function of `unpacker` runs in the ``mapInArrow`` after the group function. Between
+them the shuffle and the state function see a few large binary rows.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ from spark_purgatory.spark.placement import shard_label
 
 OPERATIONS, EVENTS = 0, 1
 GATHER_BYTES = 32 << 20
-"""Rows are gathered up to this before they are split: larger blobs, fewer of them, and a worker holds twice this."""
-
+"""Rows are gathered up to this size before they are split into few large blobs. A worker holds twice this."""
 ROUTES = ("route", "key_hashes", "key_hash")
-"""Columns that may say where a row goes, the first that is there."""
-
+"""The columns that may choose a row's shard. The first that a table has is taken."""
 EXCHANGE_SETTINGS: Mapping[str, str] = {
-    # With a limit, Spark adds up the size of all columns after each row: a quarter of what it takes to hand rows to
-    # Python. Without, batches are cut by spark.sql.execution.arrow.maxRecordsPerBatch alone.
+    # With a limit, Spark adds up the size of all columns after each row, which is a quarter of the cost of handing rows
+    # to Python. Without one, spark.sql.execution.arrow.maxRecordsPerBatch alone cuts batches.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
 }
-"""Settings of a session that make the exchange cheaper; results are the same."""
+"""Settings of a session that make the exchange cheaper. Results are the same."""
 SOCKET_FOLDER_LIMIT = 64
-"""Characters of a folder in which Spark's sockets can be: a path of one has 107 at most, and their names take 42."""
+"""The most characters of a folder for Spark's sockets: a socket's path has at most 107, and its name takes 42."""
 
 Batches = Iterator[pa.RecordBatch]
 WATERMARK_METADATA = "spark.watermarkDelayMs"
 
 
 def unix_sockets(folder: str) -> dict[str, str]:
-    """Settings that a session must start with, for streams whose micro-batches follow each other within a minute.
+    """Return settings that a session must start with, for streams whose micro-batches are less than a minute apart.
 
-    Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other delays: 40 ms in which a Python
-    task does nothing, whatever its size. Unix sockets have neither. The price: a worker that Spark ends after a minute
-    without work leaves a BrokenPipeError on stderr, where over TCP its last words are lost in silence. ``folder`` must
-    be there on every machine that runs Python; none are set where its name is too long for a socket, and on Spark 4.0,
-    which has none.
+    Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other end delays. It costs each Python
+    task 40 ms. Unix sockets have neither. The price: a worker that Spark ends after a minute without work leaves a
+    BrokenPipeError on stderr, which is lost silently over TCP. ``folder`` must exist on every machine that runs Python.
+    There are no settings if its name is too long for a socket, or on Spark 4.0, which has no Unix sockets.
     """
     if pyspark.__version__.startswith("4.0.") or len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
         return {}
@@ -59,16 +56,16 @@ def unix_sockets(folder: str) -> dict[str, str]:
 def exchanged(
     rows: DataFrame, side: int, shards: int | None, broadcast: bool = False, columns: pa.Schema | None = None
 ) -> DataFrame:
-    """The rows of an input, packed by `packer`."""
+    """Return the rows of an input, packed by `packer`."""
     ddl = f"shard {'bigint' if shards is None else 'int'}, side tinyint, blob binary"
     return rows.mapInArrow(packer(side, shards, broadcast, columns), ddl)
 
 
 def by_shard(packed: DataFrame) -> GroupedData:
-    """The groups that a host is called with.
+    """Return the groups that a host is called with.
 
-    The real watermark was set below the exchange and drives the clock. The null column satisfies Spark's analyzer, and
-    no row of it is ever behind: late rows arrive and are counted, not dropped silently.
+    The real watermark was set below the exchange and drives the clock. The null column satisfies Spark's analyzer and
+    is never behind, so that late rows arrive and are counted instead of being dropped silently.
     """
     marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
     return packed.select("shard", "side", "blob", marker).groupBy("shard")
@@ -77,10 +74,10 @@ def by_shard(packed: DataFrame) -> GroupedData:
 def packer(
     side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
 ) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow``: an input's rows, of ``guarded`` only whether it is null, as ``ahead``.
+    """Return the function for ``mapInArrow`` that packs an input's rows, with ``ahead`` where ``guarded`` is null.
 
-    ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything. ``columns``: the payload's, of
-    operations. What leaves has the types of `plain`, whatever the session's settings are.
+    With ``shards`` None every hash is a group. With ``broadcast`` every shard gets all rows. ``columns`` are the
+    payload's. Blobs have the types of `plain`, whatever the session's settings are.
     """
     labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
     payload = {} if columns is None else {field.name: field for field in sent(columns)}
@@ -92,7 +89,7 @@ def packer(
         for batch in batches:
             route = batch.column(_route_index(batch.schema))
             if route.null_count:
-                # A heartbeat has no hash, and has done its work: it moved the watermark.
+                # A heartbeat has no hash. It has moved the watermark, and is not needed any more.
                 batch = batch.filter(route.is_valid())
             fields = [payload.get(each.name) or pa.field(each.name, plain(each.type)) for each in batch.schema]
             batch = conform_batch(batch, pa.schema(fields))
@@ -134,12 +131,11 @@ def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, 
 
 
 def _route_index(schema: pa.Schema) -> int:
-    """Position of the column whose hash chooses the shard."""
     return next(at for at in map(schema.get_field_index, ROUTES) if at >= 0)
 
 
 def _blobs(table: pa.Table, starts: Sequence[int], ends: Sequence[int]) -> pa.Array:
-    """Each stretch of rows as an Arrow IPC stream; one buffer holds them all."""
+    """Return each range of rows as an Arrow IPC stream. One buffer holds them all."""
     sink, bounds = pa.BufferOutputStream(), [0]
     for start, end in zip(starts, ends, strict=True):
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -155,7 +151,7 @@ def _rows(labels: np.ndarray, side: int, blobs: pa.Array) -> pa.RecordBatch:
 
 
 def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
-    """A table as an Arrow IPC stream."""
+    """Return a table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
@@ -163,7 +159,7 @@ def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
 
 
 def from_blob(blob: bytes) -> pa.Table:
-    """The table of an Arrow IPC stream, without copying."""
+    """Return the table of an Arrow IPC stream, without copying."""
     with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
         return reader.read_all()
 
@@ -171,7 +167,7 @@ def from_blob(blob: bytes) -> pa.Table:
 def unpacker(
     schema: pa.Schema, evidence: Sequence[pa.Field] = (), orphans: bool = False
 ) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``; the others: as `outcome_columns`."""
+    """Return the function for ``mapInArrow`` that turns blobs into rows (`outcome_columns`)."""
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
@@ -193,11 +189,11 @@ def unpacker(
 def outcome_columns(
     rows: pa.RecordBatch, schema: pa.Schema, evidence: Sequence[pa.Field], orphans: bool
 ) -> list[pa.Array]:
-    """The engine's outcomes as columns of ``schema``: found by name, in whatever order ``rows`` has them.
+    """Return the engine's outcomes as columns of ``schema``, found by name in any order.
 
-    The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack these, and get nulls there.
-    ``schema`` has the users' names for them, in this order, then the outcome's columns, those of `evidence_fields`, and
-    with ``orphans`` those of `ORPHAN_FIELDS`.
+    The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack them, and get nulls. ``schema`` has
+    the users' names for them, in this order, then the outcome's columns, the ``evidence``, and with ``orphans`` those
+    of `ORPHAN_FIELDS`.
     """
     added = [field.name for field in (*OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ()))]
     names = [*(f"p{i}" for i in range(len(schema) - len(added))), *added]

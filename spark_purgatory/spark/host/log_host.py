@@ -1,46 +1,45 @@
 """The host whose state is a snapshot and a log: a shard's engine, hosted by ``transformWithState``.
 
-What Spark keeps of a shard::
+The state that Spark keeps for a shard::
 
-    head      what is small: token, numbers of the log's entries, timer (`shard_head`)
+    head      small facts: token, numbers of the log's entries, timer (`shard_head`)
     snapshot  the whole engine, as the other host's blob (`engine_snapshot`)
-    log       the steps since, one entry each, by number (`step_log`)
+    log       the steps since the snapshot, one entry each, by number (`step_log`)
 
-A call, in this order (the names in brackets are those of `FAILPOINTS`):
+A call has these steps. The names in brackets are those of `FAILPOINTS`.
 
 1. Read the head. A shard without one is new.
 2. Warm: ask the head's holder to make the step with the engine that it holds (`warm_engines`). [before step]
-   Cold, where no engine with the head's token is held: read snapshot and log, load the engine [after load], make the
-   step, and hold it from then on. [after step]
-3. Write the step into the log under the next number; or, where the log has grown long, the engine as the snapshot, and
-   clear the log. [before log, after log; before snapshot, between snapshot and log, after snapshot]
+   Cold, if no engine with the head's token is held: read snapshot and log, load the engine [after load], make the
+   step, and hold the engine from then. [after step]
+3. Write the step into the log under the next number. If the log has grown long, write the engine as the snapshot
+   instead, and clear the log. [before log, after log; before snapshot, between snapshot and log, after snapshot]
 4. Write the head, with a new random token. [before head, after head]
-5. Set Spark's timer to the engine's next deadline, and give the outcomes.
+5. Set Spark's timer to the engine's next deadline, and return the outcomes.
 
-All that is written in a micro-batch Spark commits at once, or nothing of it: a shard's head, snapshot and log always
-belong together. The invariant: **loading a shard's committed state gives the engine that made its last committed step,
-and an engine in memory is used only if its token is the committed one.**
+Spark commits all writes of a micro-batch together or none of them, so a shard's head, snapshot and log always match.
+The invariant: **loading a shard's committed state gives the engine that made its last committed step, and an engine in
+memory is used only if its token is the committed one.**
 
 =========================================== ==========================================================================
-failure                                     what follows
+failure                                     consequence
 =========================================== ==========================================================================
-a task fails after its step; it is repeated the held engine has a token that was never committed: the repeated task
-                                            finds none, and loads the committed state
-a speculative attempt                       the same: only one attempt finds the engine, the other loads the state, and
-                                            the one that Spark commits says which token counts
-the holder is killed, or ended by Spark     its socket is closed: the shard is loaded again, and held by who loaded it
-an executor is lost                         the same, on another machine
+a task fails after its step, and is         the held engine has a token that was never committed, so the repeated task
+repeated                                    loads the committed state
+a speculative attempt                       one attempt finds the engine, and the other loads the state. The attempt
+                                            that Spark commits decides which token counts
+the holder or its executor is lost          its socket is closed: the shard is loaded again, and held by its new loader
 a restart                                   the same; in the same session, workers may still keep the engines
-an old holder is alive                      it is not asked, or has another token; what nobody asks for makes room
-a micro-batch is evaluated twice            the second evaluation finds no engine, and loads the state: right, but slow
-the disk is full                            Spark commits nothing: as a task that failed
+an old holder is alive                      it is not asked, or has another token; its engine makes room when stale
+a micro-batch is evaluated twice            the second evaluation loads the state, which is right but slow
+the disk is full                            Spark commits nothing, as after a failed task
 max_warm_bytes is reached                   shards that do not fit are loaded in each micro-batch
-a clock that jumps far ahead                the shards beyond `LogHost.most_expired_bytes` expire with the next step of
-                                            the watermark
+a clock jumps far ahead                     shards beyond `LogHost.most_expired_bytes` expire when the watermark next
+                                            moves
 =========================================== ==========================================================================
 
-Timers fire at ``timer <= watermark``, after the partition's rows; the engine expires at ``deadline <= watermark``. So
-the timer is the deadline. Spark's late filter never drops a row: its marked column is always null.
+Timers fire at ``timer <= watermark``, after the partition's rows, and the engine expires at ``deadline <= watermark``.
+So the timer is the deadline. Spark's late filter never drops a row, because its marked column is always null.
 """
 
 from __future__ import annotations
@@ -68,27 +67,19 @@ from spark_purgatory.spark.host.worker import prepare_worker
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])
 NUMBER = T.StructType([T.StructField("entry", T.LongType())])
 
-FAILPOINTS = (
-    "before step",
-    "after step",
-    "after load",
-    "before log",
-    "after log",
-    "before snapshot",
-    "between snapshot and log",
-    "after snapshot",
-    "before head",
-    "after head",
+FAILPOINTS = tuple(
+    "before step, after step, after load, before log, after log, before snapshot, between snapshot and log, "
+    "after snapshot, before head, after head".split(", ")
 )
-"""Where a crash could matter: names that `LogHost.reached` is called with."""
+"""The points where a crash could matter, each an argument of `LogHost.reached`."""
 
 
 @dataclass(frozen=True)
 class LogHostOptions:
-    """What the host needs to know beside the engine's spec."""
+    """The host's settings next to the engine's spec."""
 
     shards: int
-    """0: every key has a group of its own."""
+    """The number of shards; 0 if every key has a group of its own."""
     max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
     clock_delay_ms: int = 0
@@ -96,11 +87,11 @@ class LogHostOptions:
 
 
 class LogHost(StatefulProcessor):
-    """The processor for ``transformWithState``; Spark makes a new one for every task."""
+    """The processor for ``transformWithState``. Spark makes a new one for every task."""
 
     most_expired_bytes = 1 << 30
-    """The most bytes of outcomes that the timers of one task give. Spark makes one Arrow batch of them, which holds
-    2 GiB at most; the shards beyond are called again when the watermark next moves."""
+    """The most bytes of outcomes from the timers of one task. Spark puts them into one Arrow batch, which holds 2 GiB
+    at most. The other shards are called again when the watermark next moves."""
 
     def __init__(self, spec: EngineSpec, options: LogHostOptions) -> None:
         self._spec = spec
@@ -109,21 +100,21 @@ class LogHost(StatefulProcessor):
         self._expired_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state's variables."""
+        """Declare the state's variables."""
         self._handle = handle
         self._head = handle.getValueState("head", BLOB)
         self._snapshot = handle.getValueState("snapshot", BLOB)
         self._log = handle.getMapState("log", NUMBER, BLOB)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """A shard's operations and events."""
+        """Take a shard's operations and events."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         clock_ms = calls.clock_behind(watermark_ms, self._options.clock_delay_ms)
         sent = ((row["side"], row["blob"]) for row in rows)
         yield self._call(calls.step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """A shard whose next deadline has passed."""
+        """Call a shard whose next deadline has passed."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         fired_ms = expiredTimerInfo.getExpiryTimeInMs()
         if self._expired_bytes > self.most_expired_bytes:
@@ -135,26 +126,26 @@ class LogHost(StatefulProcessor):
         yield row
 
     def close(self) -> None:
-        """Nothing to do: what is held stays."""
+        """Do nothing: the worker goes on holding its engines."""
 
     def reached(self, failpoint: str) -> None:
-        """Called with each of `FAILPOINTS` in its turn; tests make something happen there."""
+        """Do nothing. Tests override it to act at a point of `FAILPOINTS`."""
 
     @property
     def warm(self) -> WarmEngines:
         """The engines that this worker holds."""
         return warm_engines()
 
-    # --- a call ----------------------------------------------------------------------------------------
-
     def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Row:
         prepare_worker()
         stored = self._head.get()
-        head = self._new_head() if stored is None else self._checked(read_head(_bytes(stored[0])))
+        head = self._new_head() if stored is None else read_head(_bytes(stored[0]))
+        if head.shards != self._options.shards:
+            raise StateMismatchError(other_shards(head.shards, self._options.shards))
         entry = write_entry(step)
         same_steps = (head.spec_digest, head.step_version) == (self._digest, STEP_VERSION)
-        # A shard begins with a snapshot, and so does one whose log, perhaps an empty one, is of another query's
-        # settings or of steps of another version: a log has entries of one kind.
+        # A log has entries of one kind. So a shard begins with a snapshot, and gets one where its log, even an empty
+        # one, has another query's settings or another version's steps.
         wants_snapshot = stored is None or not same_steps or head.wants_snapshot(len(entry))
         request = Request(
             shard_id=head.shard_id,
@@ -194,7 +185,7 @@ class LogHost(StatefulProcessor):
     def _write(
         self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
     ) -> ShardHead:
-        """Make the step durable; returns the head that was written."""
+        """Make the step durable, and return the new head."""
         changed: dict[str, Any]
         if answer.snapshot is None:
             self.reached("before log")
@@ -231,7 +222,7 @@ class LogHost(StatefulProcessor):
         return written
 
     def _set_timer(self, then_ms: int | None, now_ms: int | None, fired_ms: int | None) -> None:
-        """``fired_ms``: the timer that called, which Spark deletes itself."""
+        """Replace Spark's timer. ``fired_ms``: the timer of this call, which Spark deletes itself."""
         if then_ms == now_ms:
             return
         if then_ms is not None and then_ms != fired_ms:
@@ -240,7 +231,7 @@ class LogHost(StatefulProcessor):
             self._handle.registerTimer(now_ms)
 
     def _postpone(self, watermark_ms: int, fired_ms: int) -> None:
-        """Have the shard called when the watermark has moved: this task has given as many outcomes as it can."""
+        """Have the shard called when the watermark has moved, because this task can give no more outcomes."""
         stored = self._head.get()
         assert stored is not None, "a shard with a timer has a head"
         head = read_head(_bytes(stored[0]))
@@ -259,35 +250,28 @@ class LogHost(StatefulProcessor):
             deadline_is_sum=self._spec.deadline_is_sum,
         )
 
-    def _checked(self, head: ShardHead) -> ShardHead:
-        if head.shards != self._options.shards:
-            raise StateMismatchError(other_shards(head.shards, self._options.shards))
-        return head
-
 
 class PandasLogHost(LogHost):
-    """The same for ``transformWithStateInPandas``, where rows come and go as pandas frames."""
+    """The same processor for ``transformWithStateInPandas``, with pandas frames in place of rows."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """A shard's operations and events."""
+        """Take a shard's operations and events."""
         sent = ({"side": side, "blob": blob} for side, blob in calls.rows_in(rows))
-        yield from self._as_frames(super().handleInputRows(key, sent, timerValues))
+        yield from (calls.frame_of(row.asDict()) for row in super().handleInputRows(key, sent, timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """A shard whose next deadline has passed."""
-        yield from self._as_frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
-
-    def _as_frames(self, answers: Iterator[Row]) -> Iterator[Any]:
-        return (calls.frame_of(row.asDict()) for row in answers)
+        """Call a shard whose next deadline has passed."""
+        rows = super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        yield from (calls.frame_of(row.asDict()) for row in rows)
 
 
 def log_hosted(groups: GroupedData, host: LogHost, pandas_host: PandasLogHost) -> DataFrame:
-    """The calls' rows, by the operator that this Spark has: 4.0 only the second."""
+    """Return the rows of the calls, by the operator that this Spark has. Spark 4.0 has only the one for pandas."""
     if hasattr(groups, "transformWithState"):
         return groups.transformWithState(host, calls.RESULT_DDL, "append", "EventTime")
     return groups.transformWithStateInPandas(pandas_host, calls.RESULT_DDL, "append", "EventTime")
 
 
 def _bytes(value: Any) -> bytes:
-    """A binary value of the state: the JVM's pickler sends it as bytes or as a bytearray."""
+    """Return a binary value of the state, which the JVM's pickler sends as bytes or as a bytearray."""
     return value if isinstance(value, bytes) else bytes(value)

@@ -1,4 +1,4 @@
-"""What a session must have for a purgatory, and what ``host="transformWithState"`` needs and likes beyond that."""
+"""The settings and packages that a session needs for a purgatory, and those for ``host="transformWithState"``."""
 
 from __future__ import annotations
 
@@ -26,34 +26,32 @@ COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
     # transformWithState runs on no other store.
     PROVIDER: ROCKSDB,
-    # A commit uploads what the micro-batch wrote; without it, whole files of RocksDB.
+    # A commit uploads the writes of the micro-batch. Without it, whole files of RocksDB are uploaded.
     CHANGELOG: "true",
-    # With it, each write first reads what is there: for a snapshot, megabytes that nobody looks at.
+    # With it, each write first reads the old value, for a snapshot megabytes that nobody looks at.
     COUNT_ROWS: "false",
-    # A run that has ended writes nothing in place of the next one's state. Spark 4.0 cannot read what it wrote so.
+    # A run that has ended cannot overwrite the state of the next one. Spark 4.0 cannot read states of this format.
     **({} if pyspark.__version__.startswith("4.0.") else {FORMAT_VERSION: "2"}),
 }
-"""Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the next two make it
-faster, and with the last one a run that crashed does not change the state of the next."""
+"""Settings of a session for ``Purgatory(host="transformWithState")``. It needs the first. The next two make it faster,
+and with the last one a run that crashed does not change the state of the next."""
 PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + "".join(
     f'\n    spark.conf.set("{name}", "{value}")' for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
 )
-"""What to do where a session has another state store. `RecordAccumulator.write_stream` does it for its query itself."""
+"""The remedy if a session has another state store. `RecordAccumulator.write_stream` sets it for its own query."""
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
-"""Spark's messages for the log host: code that protobuf generated, and that only a protobuf of its age imports."""
+"""Spark's messages for the log host. Protobuf generated them, and only a protobuf of the same age can import them."""
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 ONLY_WITH_ROWS = (
     "an operation whose deadline the watermark has passed gets its outcome only when further rows arrive: set "
     f"idle_after= of operations and completions, or {NO_DATA} = true before the query starts"
 )
-"""What it means that `NO_DATA` is false, and the remedy."""
+"""The consequence of `NO_DATA` = false, and the remedy."""
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-"""Spark's choice among the watermarks of a query's inputs."""
 FILE_MANAGER, LOCAL_FILES = "spark.sql.streaming.checkpointFileManagerClass", "spark.hadoop.fs.file.impl"
 KEEPS_OLD_FILES = "FileSystemBasedCheckpointFileManager"
-"""A class that leaves a file as it is where its storage renames nothing over another one. So a state would be that of a
-micro-batch's first run, and the rows those of its last. Hadoop's own local storage replaces files; Hive's does not.
-"""
+"""A class that keeps an old file if its storage cannot rename over it. A state would then be that of a micro-batch's
+first run, and the rows those of its last. Hadoop's own local storage replaces files, and Hive's does not."""
 
 LOG = logging.getLogger(__name__)
 
@@ -61,8 +59,9 @@ LOG = logging.getLogger(__name__)
 def check_streaming(
     settings: Callable[[str, str], str | None], checkpoint: str = "", fixed: Mapping[str, str] | None = None
 ) -> None:
-    """Raise ConfigError where the faster input would move the watermark, or a replay would keep the state of the run
-    before it. ``settings`` are the session's, and ``fixed`` those that a checkpoint keeps since the first start.
+    """Raise ConfigError if the faster input would move the watermark, or a replay would keep an older run's state.
+
+    ``settings`` are the session's, and ``fixed`` those that the checkpoint keeps from its first start.
     """
     manager = settings(FILE_MANAGER, "") or ""
     if manager.endswith(KEEPS_OLD_FILES) and not settings(LOCAL_FILES, ""):
@@ -80,7 +79,7 @@ def check_streaming(
 
 
 def other_format(version: str) -> str:
-    """What to do where Spark would look for states of another format than the checkpoint's."""
+    """Return the remedy if Spark would look for states of another format than the checkpoint's."""
     return (
         f"the checkpoint has states of format {version}, for which "
         f'spark.conf.set("{FORMAT_VERSION}", "{version}") must come before each start and each read. '
@@ -89,10 +88,10 @@ def other_format(version: str) -> str:
 
 
 def check_local_workers(spark: SparkSession) -> None:
-    """Raise ConfigError where Spark would run its workers, on this machine, with a Python that lacks the packages.
+    """Raise ConfigError if Spark would run its workers on this machine with a Python that lacks the packages.
 
-    That happens where a virtual environment's Python is called by its path: Spark takes the ``python3`` of the PATH.
-    The workers' own error is hundreds of lines long. On a cluster, `doctor` asks the workers.
+    That happens if a virtual environment's Python is called by its path: Spark takes the ``python3`` of the PATH. The
+    workers' own error is hundreds of lines long. On a cluster, `doctor` asks the workers.
     """
     if is_remote() or not (spark.conf.get("spark.master", None) or "").startswith("local"):
         return
@@ -105,38 +104,38 @@ def check_local_workers(spark: SparkSession) -> None:
 
 
 def check_blob_host(spark: SparkSession) -> None:
-    """Raise ConfigError where the host's operator fails with the pyarrow that is installed beside PySpark."""
+    """Raise ConfigError if the host's operator fails with the pyarrow that is installed next to PySpark."""
     if not is_remote() and (remedy := arrow_remedy(spark.version, pa.__version__)):
         raise ConfigError(
-            f'host="applyInPandasWithState" fails in Spark {spark.version} with pyarrow {pa.__version__}, for it gives '
-            f"it a float where pyarrow takes an int: {remedy}, on the driver and on every executor"
+            f'host="applyInPandasWithState" fails in Spark {spark.version} with pyarrow {pa.__version__}, because '
+            f"Spark passes a float where pyarrow takes an int: {remedy}, on the driver and on every executor"
         )
 
 
 def why_no_messages() -> str:
-    """Why this Python cannot import the messages of the log host, in a line; "" if it can."""
+    """Return why this Python cannot import the messages of the log host, in a line; "" if it can."""
     try:
         import_module(MESSAGES)
-    except Exception as error:  # of protobuf's own: each release refuses in another way
+    except Exception as error:  # Each release of protobuf refuses in another way.
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return ""
 
 
 def fitting_protobuf() -> str:
-    """The versions of protobuf that PySpark's messages were generated for, as pip takes them."""
+    """Return the versions of protobuf that PySpark's messages were generated for, as pip takes them."""
     file = Path(pyspark.__file__).parents[1] / f"{MESSAGES.replace('.', '/')}.py"
     generated = re.search(r"Protobuf Python Version: (\d+)([\d.]*)", file.read_text(encoding="utf-8"))
-    assert generated is not None, f"bug: {file} does not tell which protobuf generated it"
+    assert generated is not None, f"bug: {file} does not name the protobuf that generated it"
     return f"'protobuf>={generated[1]}{generated[2]},<{int(generated[1]) + 1}'"
 
 
 def runs_only_with_rows(spark: SparkSession) -> bool:
-    """Whether Spark runs no micro-batch when the watermark has moved and no row has come."""
+    """Return True if Spark runs no micro-batch when the watermark has moved but no row has arrived."""
     return (spark.conf.get(NO_DATA, None) or "true").lower() == "false"
 
 
 def check_log_host(spark: SparkSession) -> None:
-    """Raise ConfigError where a session lacks what the host needs; warn of what makes it slow."""
+    """Raise ConfigError if a session lacks what the host needs, and warn of a setting that makes it slow."""
     asked = f'host="{LOG_HOST}"'
     if why := why_no_messages():
         raise ConfigError(
@@ -146,7 +145,7 @@ def check_log_host(spark: SparkSession) -> None:
     provider = spark.conf.get(PROVIDER) or ""
     if "RocksDB" not in provider:
         if spark.conf.get(PROVIDER, None) is None:
-            return  # `write_stream` chooses it. If another start does not, Spark refuses, and `query_watch` says more.
+            return  # `write_stream` sets it. If another start does not, Spark refuses, and `query_watch` logs `PASTE`.
         raise ConfigError(f"{asked} and {PROVIDER} = {provider}: {PASTE}")
     if spark.conf.get(CHANGELOG, None) != "true":
         LOG.warning(

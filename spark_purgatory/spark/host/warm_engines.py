@@ -1,15 +1,14 @@
-"""Engines that stay in the memory of the Python worker that loaded them, and are stepped there from any other.
+"""Engines that stay in the memory of the Python worker that loaded them, where every other worker can step them.
 
-Spark gives a partition to whichever worker is idle, so a worker seldom meets a shard twice in a row. So the worker
-that loaded a shard *keeps* its engine: a thread of it answers on a Unix socket, and the worker that has the task sends
-it the step and is sent the outcomes. Whoever keeps it is asked directly: its address is in the shard's head.
+Spark gives a partition to any idle worker, so a worker seldom meets a shard twice in a row. Therefore the worker that
+loaded a shard *keeps* its engine. One of its threads answers on a Unix socket, whose address is in the shard's head.
+The worker that has the task sends it the step and receives the outcomes.
 
-What is kept is never trusted beyond its token: `WarmEngines.step` answers only if the engine has the token of the
-state that Spark committed, and the spec of the query that asks. A step takes the token away before it begins and gives
-the next one when it is done. So an engine whose step failed, was repeated, or was not committed is found by nobody, and
-is dropped.
+A kept engine is trusted only by its token: `WarmEngines.step` answers if the engine has the token of the state that
+Spark committed, and the spec of the query that asks. A step removes the token before it begins and sets the next one
+when it is done. So an engine whose step failed, was repeated or was not committed is never used again, and is dropped.
 
-Nothing here outlives Spark's workers, and nothing that is lost matters: a miss is a shard that is loaded again.
+Engines end with Spark's workers, and no loss matters: after a miss the shard is loaded from its state.
 """
 
 from __future__ import annotations
@@ -32,16 +31,14 @@ from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.host.calls import added, counts_of, packed
 from spark_purgatory.spark.host.warm_folder import KeptSizes, executor_folder, is_neighbour
-from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, Server, connect
+from spark_purgatory.spark.host.warm_messages import LONGEST_ADDRESS, Answer, Request, Server, connect
 from spark_purgatory.spark.host.worker import give_memory_back, prepare_worker
 
 STALE_SECONDS = 120.0
-"""An engine that nobody asked for in this time makes room for another one. Within it none does: in each micro-batch
-all shards of a query are asked for in turn, and to drop the one that was least recently asked for would be to drop the
-one that is asked for next."""
+"""An engine without a request in this time makes room for another one; a younger one does not. Each micro-batch asks
+for all shards of a query in turn, so the engine that was asked for longest ago is the one that is needed next."""
 FORGOTTEN_SECONDS = 1200.0
-"""An engine that nobody asked for in this time is let go: its query has ended, or another worker holds its shard."""
+"""An engine without a request in this time is dropped: its query has ended, or another worker holds its shard."""
 ANSWER_SECONDS = 600.0
 """A holder that takes longer counts as lost."""
 
@@ -51,20 +48,20 @@ LOG = logging.getLogger(__name__)
 @dataclass
 class _Kept:
     engine: EventTimePurgatory | None
-    """None: it is kept no more."""
+    """None after it was released."""
     token: str
-    """Empty while a step is made, and for good if it fails."""
+    """Empty during a step, and from then on if the step fails."""
     spec_digest: str
     size: int = 0
     asked_at: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def release(self) -> None:
-        """Let go of the engine, for good; only with the lock."""
+        """Let go of the engine for good. The caller holds the lock."""
         self.token, self.engine = "", None
 
     def release_unless_stepped(self) -> bool:
-        """The same, where nobody steps it just now; whether it was done."""
+        """Let go of the engine, and return True, unless a step is being made."""
         if not self.lock.acquire(blocking=False):
             return False
         self.release()
@@ -73,7 +70,7 @@ class _Kept:
 
 
 class WarmEngines:
-    """The engines that this process holds."""
+    """The engines that this process keeps."""
 
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._folder = folder
@@ -91,13 +88,13 @@ class WarmEngines:
 
     @property
     def address(self) -> str:
-        """Where other workers of this machine can ask; empty: they cannot."""
+        """The address at which other workers of this machine can ask; empty if they cannot."""
         if self._server is None and self._folder is not None:
             self._listen(self._folder)
         return "" if self._server is None else self._server.address
 
     def ask(self, holder: str, request: Request) -> Answer | None:
-        """Have the holder make a step, and raise what that raises; None where the engine is not kept in this state."""
+        """Have the holder make a step, and raise what it raises; None if it does not keep the engine in this state."""
         if not holder:
             return None
         if holder == self.address:
@@ -114,12 +111,12 @@ class WarmEngines:
                 raise TimeoutError
             return warm_messages.receive_answer(connection)
         except (OSError, EOFError):
-            # The worker was ended, or is of another machine.
+            # The worker has ended, or belongs to another machine.
             self._forget_client(holder)
             return None
 
     def step(self, request: Request) -> Answer | None:
-        """Step a kept engine; None where it is not kept in this state, and then it is dropped."""
+        """Step a kept engine; one that is not in the requested state is dropped, and the answer is None."""
         self._let_go_of(FORGOTTEN_SECONDS)
         with self._guard:
             kept = self._kept.get(request.shard_id)
@@ -138,17 +135,14 @@ class WarmEngines:
                 self._drop(request.shard_id, kept)
                 raise
             kept.token, kept.size = request.next_token, answer.warm_bytes
-            if self._size() > request.max_warm_bytes:
-                self._let_go_of(STALE_SECONDS, until_fits=request.max_warm_bytes)
-            if self._size() > request.max_warm_bytes:
-                # It has grown, and counts for more than the budget has.
+            if not self._fits(0, request.max_warm_bytes):
                 self._drop(request.shard_id, kept)
                 return replace(answer, holder="")
         self._note_size()
         return answer
 
     def keep(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
-        """Keep an engine that was stepped as the request says; False where there is no room for it."""
+        """Keep an engine that was stepped as the request says; False if there is no room for it."""
         if self._sizes is None or not self.address:
             return False
         self._let_go_of(FORGOTTEN_SECONDS)
@@ -157,44 +151,41 @@ class WarmEngines:
                 former = self._kept.pop(request.shard_id, None)
             if former is not None:
                 former.release_unless_stepped()
-            fits = self._makes_room(size, request.max_warm_bytes)
+            fits = self._fits(size, request.max_warm_bytes)
             if fits:
                 with self._guard:
                     self._kept[request.shard_id] = _Kept(engine, request.next_token, request.spec_digest, size)
+            else:
+                said = (
+                    "max_warm_bytes is %s, and another shard with %s bytes does not fit: shards that are not kept are "
+                    "loaded from the checkpoint in each micro-batch"
+                )
+                self._say_once("full", said, f"{request.max_warm_bytes:,}", f"{size:,}")
             self._note_size()
         return fits
 
-    def _makes_room(self, size: int, max_warm_bytes: int) -> bool:
-        """Whether ``size`` bytes more are within the budget, perhaps without engines that nobody asks for any more."""
+    def _fits(self, size: int, max_warm_bytes: int) -> bool:
+        """Return True if ``size`` more bytes are within the budget, if need be without engines that are stale."""
         if self._size() + size > max_warm_bytes:
             self._let_go_of(STALE_SECONDS, until_fits=max_warm_bytes - size)
-        fits = self._size() + size <= max_warm_bytes
-        if not fits:
-            self._say_once(
-                "full",
-                "max_warm_bytes is %s, and another shard with %s bytes does not fit: shards that are not kept are "
-                "loaded from the checkpoint in each micro-batch",
-                f"{max_warm_bytes:,}",
-                f"{size:,}",
-            )
-        return fits
+        return self._size() + size <= max_warm_bytes
 
     def _let_go_of(self, seconds: float, until_fits: int = -1) -> None:
-        """Drop engines that nobody asked for in so many seconds, the longest first, until that many bytes are kept."""
+        """Drop engines without a request in so many seconds, the oldest first, until no more bytes are kept."""
         before = time.monotonic() - seconds
         for shard_id, kept in list(self._kept.items()):
             if kept.asked_at < before and self._size() > until_fits and kept.release_unless_stepped():
                 self._drop(shard_id, kept)
 
     def _size(self) -> int:
-        """Bytes of engines that the workers of this executor keep."""
+        """Return the bytes of engines that the workers of this executor keep."""
         others = 0 if self._sizes is None else self._sizes.of_others()
         return others + sum(kept.size for kept in list(self._kept.values()))
 
     def _note_size(self) -> None:
-        """Let the other workers of this executor know how much this one keeps, and keep no more than that."""
+        """Let the other workers of this executor know how much this one keeps, and give other memory back."""
         if self._sizes is not None:
-            # Under the guard, so that of two threads the later one notes the later size.
+            # The guard makes the thread that comes later note the later size.
             with self._guard:
                 size = sum(kept.size for kept in self._kept.values())
                 try:
@@ -209,7 +200,7 @@ class WarmEngines:
             LOG.warning(message, *values)
 
     def _drop(self, shard_id: str, kept: _Kept) -> None:
-        """Keep it no more; with its lock, or once it was released."""
+        """Stop keeping an engine. The caller holds its lock, or has released it."""
         kept.release()
         with self._guard:
             if self._kept.get(shard_id) is kept:
@@ -222,7 +213,7 @@ class WarmEngines:
             connection.close()
 
     def close(self) -> None:
-        """Keep nothing, and answer nobody any more: as when the worker ends."""
+        """Drop all engines and stop answering, as when the worker ends."""
         with self._guard:
             self._closed = True
             self._kept.clear()
@@ -254,7 +245,7 @@ class WarmEngines:
                 self._answer(connection)
 
     def _answer(self, connection: Connection) -> None:
-        """Answer one request. A method of its own, so that nothing of it is kept until the next one."""
+        """Answer one request. As a method it leaves no variables in memory until the next request."""
         request = warm_messages.receive_request(connection)
         if self._closed:
             return
@@ -263,14 +254,14 @@ class WarmEngines:
         except PurgatoryError as error:
             answer = error
         except Exception:
-            # The task's own worker loads the shard and meets the same error, with its own stack.
+            # The task's own worker loads the shard, and raises the same error with its own stack.
             LOG.exception("a step of a kept engine failed")
             answer = None
         warm_messages.send_answer(connection, answer)
 
 
 def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> Answer:
-    """Make a step with an engine."""
+    """Make a step with an engine; ``holder``: the address that the answer names."""
     before = counts_of(engine.outcomes.tally)
     outcomes = packed(take_step(engine, request.step, is_kept=True))
     return Answer(
@@ -287,5 +278,5 @@ def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> An
 
 @cache
 def warm_engines() -> WarmEngines:
-    """This worker's."""
+    """Return this worker's engines."""
     return WarmEngines(executor_folder())

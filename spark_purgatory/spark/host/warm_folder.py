@@ -1,4 +1,4 @@
-"""The folder where the workers of an executor meet: their sockets, and how many bytes of engines each of them holds."""
+"""The folder where the workers of an executor meet: their sockets, and the bytes of engines that each of them holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NUMBER = struct.Struct("<q")
@@ -19,14 +19,16 @@ LOG = logging.getLogger(__name__)
 
 
 def executor_folder() -> Path | None:
-    """The folder of this executor, that only this user can enter. None: there is none.
+    """Return the folder of this executor, which only this user can enter; None if it cannot be made.
 
-    All its workers are children of one process, whose number is in the folder's name. Numbers of processes are of a
-    namespace, and containers may share the folder above: so the namespace is in the name too. Folders of processes
-    that are gone are removed.
+    All workers of an executor are children of one process, whose number is in the folder's name. Containers number
+    their processes separately and may share the parent folder, so the name also has the process namespace. Folders of
+    processes that have ended are removed.
     """
     base = Path(tempfile.gettempdir()) / f"spark_purgatory-{os.getuid()}"
-    namespace = _pid_namespace()
+    namespace = 0
+    with suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
     folder = base / f"{namespace}-{os.getppid()}"
     try:
         base.mkdir(mode=0o700, exist_ok=True)
@@ -36,54 +38,44 @@ def executor_folder() -> Path | None:
             return None
         folder.mkdir(mode=0o700, exist_ok=True)
         for other in base.glob(f"{namespace}-*"):
-            process = other.name.rpartition("-")[2]
-            if process.isdigit() and not is_alive(int(process)):
+            if _has_ended(other.name.rpartition("-")[2]):
                 shutil.rmtree(other, ignore_errors=True)
         for file in folder.iterdir():
-            if ended(file):
+            if _is_left_over(file):
                 file.unlink(missing_ok=True)
     except OSError as error:
-        LOG.warning("no folder for sockets below %s (%s): no engine is kept in memory", base, error)
+        LOG.warning("cannot make a folder for sockets below %s (%s): no engine is kept in memory", base, error)
         return None
     return folder
 
 
-def _pid_namespace() -> int:
+def _has_ended(process: str) -> bool:
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError):  # It is not a number, or another user's process.
+        return False
+    return False
 
 
-def ended(file: Path) -> bool:
-    """Whether the file is of a worker that has ended: a worker's number begins its files' names."""
-    process = file.name.partition("-")[0]
-    return process.isdigit() and not is_alive(int(process))
+def _is_left_over(file: Path) -> bool:
+    """Return True if the worker whose number begins the file's name has ended."""
+    return _has_ended(file.name.partition("-")[0])
 
 
 def is_neighbour(address: str, folder: Path) -> bool:
-    """Whether a socket is of a living worker of this user, on this machine and in this container.
+    """Return True if a socket belongs to a living worker of this user, on this machine and in this container.
 
-    Addresses come from a checkpoint, and a checkpoint may be of another machine.
+    Addresses come from a checkpoint, which another machine may have written.
     """
     path = Path(address)
     namespaces = [each.name.partition("-")[0] for each in (path.parent, folder)]
-    return path.parent.parent == folder.parent and namespaces[0] == namespaces[1] and not ended(path)
-
-
-def is_alive(process: int) -> bool:
-    """Whether there is a process of that number."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return path.parent.parent == folder.parent and namespaces[0] == namespaces[1] and not _is_left_over(path)
 
 
 class KeptSizes:
-    """Bytes of engines that the workers of a folder keep: a file of eight bytes for each worker."""
+    """The bytes of engines that the workers of a folder keep, in a file of eight bytes for each worker."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -91,24 +83,29 @@ class KeptSizes:
         self._file = -1
 
     def note(self, size: int) -> None:
-        """Let the other workers know how much this one holds. Raises OSError if the folder is gone or the disk full.
+        """Let the other workers know this worker's bytes. Raises OSError if the folder is gone or the disk is full.
 
-        It is written in place, so that nobody reads a file without a number.
+        The number is written in place, so that no worker reads a file without one.
         """
         if self._file < 0:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, NUMBER.pack(size), 0)
 
     def of_others(self) -> int:
-        """What the other workers keep."""
-        return sum(_noted(file) for file in self._folder.glob("*.size") if file != self._path)
+        """Return the bytes that the other living workers keep."""
+        total = 0
+        for file in self._folder.glob("[0-9]*.size"):
+            if file != self._path and not _is_left_over(file):
+                with suppress(OSError, struct.error):
+                    total += NUMBER.unpack(file.read_bytes())[0]
+        return total
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No two workers of the folder are in this block at once: to look for room and to take it."""
+        """Keep the other workers of the folder out of such a block, so that room cannot be taken twice."""
         try:
             file = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # The folder is gone, and with it what others keep.
+        except OSError:  # The folder is gone, and with it the engines that others keep.
             yield
             return
         try:
@@ -118,20 +115,8 @@ class KeptSizes:
             os.close(file)
 
     def close(self) -> None:
-        """This worker holds nothing any more."""
+        """Remove this worker's file: it holds nothing any more."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
         self._path.unlink(missing_ok=True)
-
-
-def _noted(file: Path) -> int:
-    """What a worker says it holds, 0 where it is gone."""
-    process = file.name.partition("-")[0]
-    if not process.isdigit() or not is_alive(int(process)):
-        return 0
-    try:
-        size: int = NUMBER.unpack(file.read_bytes())[0]
-    except (OSError, struct.error):
-        return 0
-    return size

@@ -24,25 +24,25 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 256 << 20
 """Freed memory that a worker keeps for its next task."""
 MOST_OLD_GLIBC_TAKES = 32 << 20
-"""An older glibc refuses a larger M_MMAP_THRESHOLD; and no glibc raises it from 128 KiB by itself once one was set."""
+"""An older glibc refuses a larger M_MMAP_THRESHOLD. No glibc raises it from 128 KiB by itself after it was set once."""
 HELD_TO_FREE = 5
 """A worker that holds engines may have a fifth of their bytes, and `FREE_BYTES`, as freed memory."""
 FREE_BYTES = 64 << 20
 TASK_SPACE = 32
-"""A task may need so many times the bytes that it is given: read, decoded, sorted, packed, sent. So workers with tasks
-of 2 MB and more keep what they have: where tasks of 10 MB gave memory back and took it again, page faults were a
-quarter of the workers' CPU."""
+"""A task may need this many times its input bytes: they are read, decoded, sorted, packed and sent. So workers with
+tasks of 2 MB and more keep their memory. When tasks of 10 MB gave it back and took it again, page faults were a quarter
+of the workers' CPU."""
 TASK_HALF_LIFE_SECONDS = 5.0
-"""What the largest task needed counts half as much after this."""
+"""The need of the largest task counts half as much after this time."""
 TRIM_PART = 0.01
 """The share of its time that a worker may spend on giving memory back."""
 
 
 def prepare_worker() -> None:
-    """Call it at the start of each function that Spark runs in a worker; a repeated call costs almost nothing.
+    """Tune the process at the start of each function that Spark runs in a worker; repeated calls cost almost nothing.
 
-    PySpark collects garbage in a worker after every task: 30 ms and more to walk the objects of all modules, eight
-    times in a micro-batch. So the objects of all imported modules are frozen, and again when more modules are imported.
+    PySpark collects garbage in a worker after every task, which takes 30 ms and more for the objects of all modules,
+    eight times in a micro-batch. So these objects are frozen, and again when more modules are imported.
 
     Blobs of some megabytes would be returned to the system each time they are freed, and each page of the next blob
     would be a page fault: 0.7 ns a byte, ten times the cost of writing it. Only glibc has a setting against this, so
@@ -71,20 +71,19 @@ def _keep_freed_memory() -> None:
 
 
 def give_memory_back(held_bytes: int) -> None:
-    """Return freed memory to the system, where there is much of it beside what the worker holds.
+    """Return freed memory to the system if there is much of it next to the bytes of the worker's engines.
 
-    A step of an engine leaves holes where its columns lay, and glibc keeps them: without this a worker that holds 300
-    MB of engines has 700. It is called after every step with the bytes of the worker's engines, and looks at its
-    resident memory, which takes 10 us.
+    A step of an engine leaves holes where its columns were, and glibc keeps them: without this a worker with 300 MB of
+    engines has 700 MB. It is called after every step, and reads the resident memory, which takes 10 us.
     """
     if os.environ.get(SWITCH) != "0":
         _trimmer().trim(held_bytes)
 
 
 def end_task(task_bytes: int) -> None:
-    """Return what an earlier and much larger task has left. Call it as a task of so many bytes of rows and state ends.
+    """Return the memory that an earlier and much larger task left. ``task_bytes``: rows and state of the ending task.
 
-    A query's first micro-batch often brings a hundred times what the later ones do. Without this, each worker that took
+    A query's first micro-batch often brings a hundred times the rows of later ones. Without this, each worker that took
     part in it keeps up to `KEPT_BYTES` of freed memory for as long as it lives.
     """
     if os.environ.get(SWITCH) != "0":
@@ -92,19 +91,19 @@ def end_task(task_bytes: int) -> None:
 
 
 class _Trimmer:
-    """Calls glibc's ``malloc_trim``, and not so often that it would take more than `TRIM_PART` of the time."""
+    """Calls glibc's ``malloc_trim``, for at most `TRIM_PART` of the time."""
 
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
         self._least = _resident_bytes() if self._trim else 0
-        """Bytes of the process without engines: modules, above all."""
+        """Bytes of the process without engines, above all of modules."""
         self._next = 0.0
         self._held_bytes = 0
         self._task_bytes = 0.0
-        """What the next task may need beside the engines, by those that have ended."""
+        """The need of the next task, judged by those that have ended."""
         self._task_ended_at = time.monotonic()
         self._left = 0
-        """What the process had after the last time that it gave memory back."""
+        """Bytes of the process after it last gave memory back."""
         self._lock = threading.Lock()
 
     def end_task(self, task_bytes: int) -> None:
