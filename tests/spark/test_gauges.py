@@ -79,7 +79,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
     assert gauges(spark, checkpoint=both)["pending"] == 2
     alone = run_to_the_end(operations.dropDuplicates(["id"]), "alone")
     with pytest.raises(
-        ConfigError, match=r"holds the state of dedupe and of no purgatory: name the checkpointLocation"
+        ConfigError, match=r"has the state of dedupe, but not of a purgatory: name the checkpointLocation"
     ):
         gauges(spark, checkpoint=alone)
     stateless = run_to_the_end(operations, "stateless")

@@ -69,4 +69,4 @@ def test_an_entry_of_a_sources_log_that_is_gone_is_named(gone: list[str]) -> Non
 def test_offsets_of_a_committed_micro_batch_that_are_gone_are_named() -> None:
     for gone in (("offsets/3", "offsets/2"), ("offsets/2",)):
         left = {path: text for path, text in SOUND.items() if path not in gone}
-        assert told(left)[0].startswith("offsets/2 is missing, and its micro-batch is committed")
+        assert told(left)[0].startswith("offsets/2 is missing, but its micro-batch is committed")

@@ -1,1 +1,1 @@
-"""What a query's checkpoint says while the query runs: gauges of what waits."""
+"""Reads of a query's checkpoint, and the check before its start."""

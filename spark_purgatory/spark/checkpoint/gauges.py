@@ -1,8 +1,7 @@
-"""How much waits now, read from a checkpoint's latest state.
+"""`gauges`: the number and size of what waits, read from a checkpoint's latest state.
 
-The counters of a micro-batch give what it changed. They cannot give the total, because a micro-batch calls only the
-shards that it touches. The state of all of them is in the checkpoint. Spark's reader of state stores hands it
-to workers, which read the header of each shard's state, its checksum, and the metadata at its beginning.
+A micro-batch calls only the shards that it touches, so its counters cannot give the total. The checkpoint has the state
+of all shards. Workers read the header, the checksum and the metadata of each.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from spark_purgatory.spark.checkpoint.shard_states import collected, shard_state
 
 
 class Gauges(TypedDict):
-    """What `gauges` returns."""
+    """The result of `gauges`."""
 
     pending: int
     watched: int
@@ -35,34 +34,33 @@ class Gauges(TypedDict):
 
 
 UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")
-"""Gauges that are None before the first micro-batch; the others are 0."""
+"""Gauges that are None before the first micro-batch. The others are 0."""
 OF_SHARDS = "pending bigint, watched bigint, state_bytes bigint, oldest_us bigint, next_due_ms bigint"
 
 
 @refuses_wrong_calls
 def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
-    """What the latest committed micro-batch of a query left in its checkpoint, while it runs or after.
+    """Return how much waits after a query's latest committed micro-batch. The query may be running.
 
-    It is a Spark job that reads the whole state: call it every few minutes, not in every micro-batch;
-    ``observedMetrics`` gives what a micro-batch changed (`spark_purgatory.schema.COUNTERS`). It works through Spark
-    Connect.
+    This is a Spark job that reads the whole state, so call it every few minutes, not in every micro-batch. The changes
+    of a micro-batch are in ``observedMetrics`` (`spark_purgatory.schema.COUNTERS`). It works through Spark Connect.
 
     Args:
-        spark: The session; it need not be the one that runs the query.
+        spark: Any session, not necessarily the one that runs the query.
         checkpoint: The query's ``checkpointLocation``.
 
     Returns:
         - ``pending``: operations that wait (Kafka: ``NumDelayedOperations``). ``watched``: entries in the lists of
           watchers (Kafka: ``PurgatorySize``).
-        - ``state_bytes``: bytes of all shards' states, as the state store keeps them. ``shards``: how many have a
+        - ``state_bytes``: bytes of all shards' states, as the state store keeps them. ``shards``: shards that have a
           state. ``largest_shard_pending`` and ``largest_shard_state_bytes`` show how evenly they are filled.
-        - ``oldest_created_ms``: the first created time of what waits, and ``next_due_ms``: the watermark at which the
-          next outcome is due, both in milliseconds since 1970; None while nothing waits.
+        - ``oldest_created_ms``: the earliest created time of a waiting operation. ``next_due_ms``: the watermark at
+          which the next outcome is due. Both are in milliseconds since 1970, and None while nothing waits.
         - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
-          before the first is committed; then all else is 0 or None.
+          before the first is committed. Then all other values are 0 or None.
 
     Raises:
-        ConfigError: There is no checkpoint, or it is that of a query without a purgatory.
+        ConfigError: There is no checkpoint, or its query has no purgatory.
 
     Example::
 
@@ -84,7 +82,7 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
 
 
 def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: a row for every shard's state, of which only the metadata is decoded."""
+    """Yield a row for every shard's state, by decoding only its metadata (for ``mapInArrow``)."""
     schema = pa.schema([(part.split()[0], pa.int64()) for part in OF_SHARDS.split(", ")])
     for batch in batches:
         told = [(state.size, state.metadata()) for state in states_in(batch)]

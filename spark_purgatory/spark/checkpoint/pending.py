@@ -1,4 +1,4 @@
-"""What waits, operation by operation, read from a checkpoint."""
+"""`pending`: the operations that wait, read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ def pending(
     columns: Sequence[str] | None = None,
     prefix: str = "",
 ) -> DataFrame:
-    """The operations that wait: one row each, to be filtered and sorted as any DataFrame.
+    """Return the operations that wait, one row each, as a DataFrame to filter and sort.
 
-    It is read from the checkpoint and decoded on the executors, while the query runs or after. It reads the whole state
-    of the query. It works through Spark Connect.
+    Executors read and decode the whole state in the checkpoint. The query may be running. It works through Spark
+    Connect.
 
     Args:
-        spark: The session; it need not be the one that runs the query.
+        spark: Any session, not necessarily the one that runs the query.
         checkpoint: The query's ``checkpointLocation``.
-        batch_id: After which micro-batch; by default the latest that is committed. A checkpoint keeps the last 100
-            (``spark.sql.streaming.minBatchesToRetain``).
-        columns: Only these columns, which is faster than to select them afterwards; by default all.
-        prefix: Put before the names below, where the operations have columns of these names.
+        batch_id: The micro-batch whose state is read, by default the latest that is committed. A checkpoint keeps the
+            last 100 (``spark.sql.streaming.minBatchesToRetain``).
+        columns: The columns to return, by default all. A choice here is faster than a later select.
+        prefix: Put before the names below, in case the operations have columns of these names.
 
     Returns:
-        The operations' own columns, as the state of the shards has them: after a restart with other columns
-        (docs/upgrading.md) a shard has the new ones once it is touched. And:
+        The operations' own columns, as the state of the shards has them. After a restart with other columns
+        (docs/upgrading.md) a shard has the new ones once it is touched. Then:
 
-        - ``watch_keys`` (array of string): what it waits for; ``missing_keys``: which of them had no event yet, null
+        - ``watch_keys`` (array of string): the keys it waits for. ``missing_keys``: those without an event yet, null
           under ``count`` and ``sum_at_least``.
         - ``matched`` (bigint): relevant events so far.
         - ``criterion`` (string), ``reached`` and ``needed``: keys, events or a sum of values. They are double, or
           decimal where decimals or integers are summed, and then null beyond 38 digits. ``progress`` (string): the same
           as text, "3 of 5".
-        - ``created_at``, ``deadline_at`` (timestamp): the deadline with the extensions so far.
-        - ``held_until`` (timestamp): where the criterion is met already, and ``emit="final"`` waits for the watermark.
-        - ``age_ms``, ``remaining_ms`` (bigint): since it was created and until its deadline, seen from the watermark of
-          the micro-batch, not from the clock on the wall; null before there is a watermark.
-        - ``events`` (array of struct), where outcomes carry events: the first 100 of those that count so far.
+        - ``created_at``, ``deadline_at`` (timestamp): the deadline includes the extensions so far.
+        - ``held_until`` (timestamp), if the criterion is met and ``emit="final"`` still waits for the watermark.
+        - ``age_ms``, ``remaining_ms`` (bigint): the time since it was created and until its deadline, measured at the
+          watermark of the micro-batch, not by the clock on the wall; null before there is a watermark.
+        - ``events`` (array of struct), if outcomes carry events: the first 100 of those that count so far.
 
     Raises:
         ConfigError: There is no such checkpoint, micro-batch or column, or an operation's column has the name of one
             above: then give ``prefix``.
         StateCorruptError: A state is damaged. It is raised when the DataFrame is evaluated.
-        StateMismatchError: A column has types in several shards of which none is wider than the others.
+        StateMismatchError: The types of a column differ between shards, and none of them is wider than the others.
 
     Example::
 
@@ -94,21 +94,19 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
         return schema
     asked = [columns] if isinstance(columns, str) else list(columns)
     if unknown := [name for name in asked if name not in schema.names]:
-        raise ConfigError(f"columns={unknown!r}: there are {', '.join(schema.names)}")
+        raise ConfigError(f"columns={unknown!r} do not exist: choose from {', '.join(schema.names)}")
     return T.StructType([schema[name] for name in asked])
 
 
 def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
-    """(the operations' columns: of all shards in which something waits; without one their types are not known, our
-    columns).
-    """
+    """Return (the operations' columns, our columns) of all shards. Only shards with operations know the types."""
     found = told_by_states(states.whole, _schemas)
     own = merged_texts([own for own, waits, _ in found if waits] or [own for own, _, _ in found])
     return spark_types(own), merged_texts(ours for _, _, ours in found) or [*WAITING_FIELDS]
 
 
 def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]:
-    """(the payload's schema, void columns where nothing waits, whether something waits, our columns) of a shard."""
+    """Yield (the payload's schema, with void columns if nothing waits; if something waits; our columns) of a shard."""
     schema, waits, spec = waiting_schema(state.blob())
     yield schema_text(schema), waits, schema_text(pa.schema(waiting_fields(spec)))
 
@@ -116,7 +114,7 @@ def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]
 def waiting_rows(
     watermark_ms: int, schema: pa.Schema, added: dict[str, str], state: ShardState
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a shard's state. ``added``: our columns by the name that they have here."""
+    """Yield the rows of a shard's state. ``added``: our columns, by their names in the result."""
     engine, names = inspect(state.blob())
     if not engine.pending:
         return

@@ -1,8 +1,7 @@
-"""The states of all shards as a micro-batch left them: the one place that knows how a host keeps them.
+"""The states of all shards as a micro-batch left them. Only this module knows how each host keeps them.
 
-Spark's reader of state stores gives them as a DataFrame, so that executors decode them. It works while the query
-runs, for past micro-batches as far as the checkpoint keeps them, over both of Spark's state stores, and through Spark
-Connect.
+Spark's reader of state stores returns them as a DataFrame, so that executors decode them. It works while the query
+runs, for all micro-batches that the checkpoint keeps, with both of Spark's state stores, and through Spark Connect.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, format_of, offsets_of
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
+from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
@@ -37,35 +36,35 @@ OPERATORS = {
     "transformWithStateInPySparkExec": LOG_HOST,
     "transformWithStateInPandasExec": LOG_HOST,
 }
-"""What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
+"""Spark's names of the operators that hold our state, and the values of `Purgatory.host` for them."""
 HERE = list(OPERATORS)[1 if hasattr(GroupedData, "transformWithState") else 2]
-"""The log host's operator in this Spark. 4.0 has only the last, and Spark refuses a checkpoint of another operator."""
+"""The log host's operator in this Spark: in 4.0 the last. Spark refuses a checkpoint of another operator."""
 ROWS_A_BATCH = 1 << 16
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 NOTHING_THERE = ("STDS_COMMITTED_BATCH_UNAVAILABLE", "STDS_FAILED_TO_READ_STATE_SCHEMA")
-"""What the reader says of a path that it has encoded twice; the second is Spark 4.0's."""
+"""The reader's conditions for a path that it has encoded twice. The second is that of Spark 4.0."""
 ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
 """Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
 
 
 class StateReaderError(ConfigError):
-    """Spark's reader of state stores cannot read such a checkpoint, or at such a path. The query may go on from it."""
+    """Spark's reader of state stores cannot read the checkpoint, but its query may continue from it."""
 
 
 @dataclass(frozen=True)
 class ShardStates:
-    """One row for each shard, to be read by `states_in`; and when that was."""
+    """The states after a micro-batch, one row for each shard (`states_in`)."""
 
     whole: DataFrame
     heads: DataFrame
-    """The log host's states without snapshot and log: enough for `ShardState.metadata`, and small."""
+    """The log host's states without snapshot and log, which is enough for `ShardState.metadata`."""
     operator: str
     """The operator that wrote them, of `OPERATORS`."""
     batch_id: int
     watermark_ms: int
-    """The watermark with which the micro-batch decided; 0: there was none yet."""
+    """The watermark with which the micro-batch decided; 0 if there was none yet."""
     settings: Mapping[str, str]
-    """Those of the session's settings with which Spark goes on, whatever the session has."""
+    """The settings that the checkpoint fixes for any session."""
 
     @property
     def partitions(self) -> int:
@@ -79,16 +78,16 @@ class ShardStates:
 
 
 def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
-    """The states of a batch of `ShardStates.whole` or ``heads``: for functions that ``mapInArrow`` runs."""
+    """Yield the states of a batch of `ShardStates.whole` or ``heads``, in a function that ``mapInArrow`` runs."""
     for row in batch.to_pylist():
         yield ShardState(row["snapshot"], row["head"], row["log"] or ())
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """The rows of a function that ``mapInArrow`` runs over whole states.
+    """Return the rows of a function that ``mapInArrow`` runs over whole states.
 
-    Without a limit Spark puts 10,000 rows into an Arrow batch, and whole states of one task may have more bytes than
-    the 2 GiB that its column holds. Raises StateUnreadableError where files of the state are missing or damaged.
+    Without a limit Spark puts 10,000 rows into an Arrow batch, and whole states of one task may exceed the 2 GiB of its
+    column. Raises StateUnreadableError if files of the state are missing or damaged.
     """
     try:
         with settings(frame.sparkSession, STATE_BATCHES):
@@ -102,7 +101,7 @@ def collected(frame: DataFrame) -> list[Row]:
 def rows_of_states(
     states: DataFrame, rows: Callable[[ShardState], Iterable[pa.RecordBatch]], schema: T.StructType
 ) -> DataFrame:
-    """Return the rows that a function makes of each state; the workers call it."""
+    """Return the rows that a function, which the workers call, makes of each state."""
 
     def all_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -113,7 +112,7 @@ def rows_of_states(
 
 
 def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
-    """Return what a function tells of each state, as plain JSON; the workers call it. Raises what `collected` does."""
+    """Return the plain JSON that a function, which the workers call, makes of each state. Raises as `collected`."""
 
     def all_told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -124,13 +123,13 @@ def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]
 
 
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
-    """The states after a micro-batch, by default the latest that is committed; None before the first.
+    """Return the states after a micro-batch, by default the latest that is committed; None before the first.
 
-    Raises ConfigError where there is no checkpoint, where its query has no purgatory, where it does not keep the
-    micro-batch, and where Spark cannot read state at such a path; StateUnreadableError where the state is gone.
+    Raises ConfigError if there is no checkpoint, its query has no purgatory, it does not keep the micro-batch, or Spark
+    cannot read state at its path. Raises StateUnreadableError if the state is gone.
     """
-    # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
-    # session that has not streamed yet it fails with RpcEndpointNotFoundException.
+    # Asking for streams starts the driver's coordinator of state stores. Without it, the reader fails in a session that
+    # has not streamed yet (RpcEndpointNotFoundException).
     _ = spark.streams.active
     committed = committed_batches(spark, checkpoint)
     if not committed:
@@ -138,11 +137,11 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     chosen = committed[-1] if batch_id is None else batch_id
     if chosen not in committed:
         raise ConfigError(
-            f"batch_id={batch_id!r}: checkpoint {checkpoint!r} keeps the micro-batches {committed[0]} to "
-            f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
+            f"batch_id={batch_id!r}: checkpoint {checkpoint!r} keeps only the micro-batches {committed[0]} to "
+            f"{committed[-1]}: give one of them. spark.sql.streaming.minBatchesToRetain sets how many are kept"
         )
     checkpoint = absolute(spark, checkpoint)
-    said = offsets_of(spark, checkpoint, chosen)[0]  # Spark's reader names no file.
+    said = entry_of(spark, checkpoint, f"offsets/{chosen}")[0]  # An error of Spark's reader would name no file.
     fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
     try:
         with in_format(spark, checkpoint, fixed[FORMAT_VERSION]):
@@ -156,7 +155,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
                 raise fault from error
             raise
         raise StateReaderError(
-            f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
+            f"checkpoint={checkpoint!r} exists, but Spark's reader of state stores finds nothing at a path with "
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
             "without them. The query itself can go on"
         ) from error
@@ -164,14 +163,14 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
 
 
 def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractContextManager[None]:
-    """The session set to a checkpoint's `FORMAT_VERSION`: Spark 4.1 reads commits and states only in the session's.
+    """Set the session to a checkpoint's `FORMAT_VERSION`, because Spark 4.1 reads no other format than the session's.
 
-    Raises StateReaderError where this Spark or Spark Connect cannot read them.
+    Raises StateReaderError if this Spark or Spark Connect cannot read it.
     """
     if version != "1" and FORMAT_VERSION not in TRANSFORM_WITH_STATE_SETTINGS:
         raise StateReaderError(
-            f"checkpoint={checkpoint!r} has states of format {version}, and Spark {spark.version} has no reader of "
-            "them: use Spark 4.1 or a later release"
+            f"checkpoint={checkpoint!r} has states of format {version}, which Spark {spark.version} cannot read: use "
+            "Spark 4.1 or a later release"
         )
     if (told(spark, FORMAT_VERSION) or "1") == version:
         return settings(spark, {})
@@ -181,14 +180,13 @@ def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractCon
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
-    """(whole states, the same)."""
     blob = F.col("value.groupState.blob").alias("snapshot")
     whole = reader.load(checkpoint).select(blob, _none("binary", "head"), _none("array<binary>", "log"))
     return whole, whole
 
 
 def _of_log_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
-    """(whole states, heads alone)."""
+    """Return (whole states, heads alone)."""
 
     def variable(name: str) -> DataFrame:
         return reader.option("stateVarName", name).load(checkpoint)
@@ -207,10 +205,10 @@ def _none(kind: str, name: str) -> Column:
 
 
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
-    """Whether a streaming query has begun there. Raises ConfigError where it is half of a moved one."""
+    """Return True if a streaming query has begun there. Raises ConfigError for an unfinished move."""
     metadata = f"{literal(checkpoint)}/metadata"
     try:
-        # Spark logs a stack trace where one path is not there, and nothing of two.
+        # Spark logs a stack trace if one path is missing, and nothing if two are.
         said = spark.read.text([metadata, metadata]).first()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -224,15 +222,11 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
 
 
 def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
-    """(name, number) of our operator, of two the last in the query: Spark numbers them from the end.
-
-    Others, such as dropDuplicatesWithinWatermark, may keep state beside it.
-    """
+    """Return (name, number) of our last operator in the query: Spark numbers operators from the end."""
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
     found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
     if not rows:
-        files = spark.read.option("recursiveFileLookup", "true").text(in_checkpoint(literal(checkpoint), "state"))
-        is_there = any("/state/" in file for file in files.inputFiles())
+        is_there = any("/state/" in file for file in files_in(spark, checkpoint, "state"))
         gone = "files of its folder 'state/0/_metadata' are gone" if is_there else "its folder 'state' is gone or empty"
         raise StateUnreadableError(
             f"checkpoint={checkpoint!r} has committed micro-batches and no state of any query: {gone}: {RESTORE_STATE}."
@@ -242,7 +236,7 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
     if not found:
         names = ", ".join(row["operatorName"] for row in rows)
         raise ConfigError(
-            f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
-            "the query that writes the purgatory's outcomes"
+            f"checkpoint={checkpoint!r} has the state of {names}, but not of a purgatory: name the checkpointLocation "
+            "of the query that writes the purgatory's outcomes"
         )
     return min(found, key=lambda operator: operator[1])

@@ -1,8 +1,7 @@
-"""Whether a query can go on from a checkpoint, asked before it starts; and the settings that it starts with.
+"""Checks that a query can continue from a checkpoint before it starts, and chooses the settings of its start.
 
-A shard refuses a state that is not of its query when it is next touched, which may be hours after the start, and when
-others have gone on. So every shard's state is compared beforehand, by the same code. It is a Spark job that reads the
-whole state, as the query itself does when it starts.
+A shard refuses the state of another query only when it is next touched. That may be hours after the start, when other
+shards have gone on. So the same code compares every shard's state first, in a Spark job that reads the whole state.
 """
 
 from __future__ import annotations
@@ -20,14 +19,8 @@ from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
-from spark_purgatory.spark.checkpoint.shard_states import (
-    HERE,
-    ShardStates,
-    StateReaderError,
-    is_checkpoint,
-    shard_states,
-    told_by_states,
-)
+from spark_purgatory.spark.checkpoint import shard_states as stored
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
@@ -40,25 +33,23 @@ LOG = logging.getLogger(__name__)
 
 @refuses_wrong_calls
 def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: str) -> None:
-    """Raise an error if a query over these outcomes could not go on from the checkpoint.
+    """Raise an error if a query over these outcomes could not continue from the checkpoint.
 
-    What may change on a checkpoint is in docs/upgrading.md. `RecordAccumulator.write_stream` and ``spark-purgatory
-    run`` check it themselves. Call it before you start a query with ``writeStream``: otherwise each shard compares its
-    own state when it is next touched. It reads the state of all shards, as the query does when it starts, and warns of
-    state partitions that only cost. If there is no checkpoint yet, it returns.
+    docs/upgrading.md lists the changes that a checkpoint allows. `RecordAccumulator.write_stream` and ``spark-purgatory
+    run`` make this check themselves. Call it before you start a query with ``writeStream``: otherwise each shard
+    compares its own state when it is next touched. It reads the state of all shards, as the query does when it starts,
+    and warns of state partitions that only cost. If there is no checkpoint yet, it does nothing.
 
     Args:
         spark: The session.
-        outcomes: The stream that `Purgatory.resolve` returned, or one made of it, in whatever way.
+        outcomes: The stream that `Purgatory.resolve` returned, or any stream made of it.
         checkpoint: The ``checkpointLocation`` that the query will have.
 
     Raises:
-        StateMismatchError: The query is another one than the checkpoint's. The message lists every difference and what
-            to do about it.
+        StateMismatchError: The checkpoint belongs to another query. The message lists every difference and its remedy.
         StateCorruptError: A state is damaged.
-        StateVersionError: A state is of a format that this version does not read.
-        ConfigError: ``outcomes`` does not come from `Purgatory.resolve`, or the checkpoint is of a query without a
-            purgatory.
+        StateVersionError: A state has a format that this version does not read.
+        ConfigError: ``outcomes`` does not come from `Purgatory.resolve`, or the checkpoint's query has no purgatory.
         StorageError: A file of Spark's own in the checkpoint is missing or damaged.
 
     Example::
@@ -68,9 +59,9 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         query = outcomes.writeStream.format("console").option("checkpointLocation", checkpoint)
     """
     queries = queries_of(outcomes, needed=True)
-    if is_checkpoint(spark, checkpoint):
+    if has_begun := is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
-    states = _check(spark, checkpoint, queries, warns=True)
+    states = _check(spark, checkpoint, queries, has_begun, warns=True)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
         LOG.warning("checkpoint %s: %s", checkpoint, requirements.other_format("2"))
 
@@ -78,35 +69,37 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
 def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     """Check the checkpoint of a stream that may come from a purgatory, and return what `settings_at_start` takes.
 
-    Spark runs a query in a clone of the session, which it makes at the start: settings that the session has at that
-    moment alone are the query's. Raises what `check_checkpoint` raises.
+    Spark runs a query in a clone of the session that it makes at the start, so only settings of that moment are the
+    query's. Raises what `check_checkpoint` raises.
     """
     queries, spark = queries_of(df), df.sparkSession
     if not queries:
         return {}
-    fixed = fixed_settings(spark, checkpoint) if is_checkpoint(spark, checkpoint) else {}
+    has_begun = is_checkpoint(spark, checkpoint)
+    fixed = fixed_settings(spark, checkpoint) if has_begun else {}
     try:
-        # Elsewhere the session's listener warns (`query_watch`), of every query.
-        _check(spark, checkpoint, queries, warns=is_remote())
+        # Without Spark Connect the session's listener warns (`query_watch`).
+        _check(spark, checkpoint, queries, has_begun, warns=is_remote())
     except StateReaderError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
     except SPARK_FAULTS as error:
         if state := state_fault(error):
             raise state from error
-        # The state's reader may be refused where the query's own is not: shards compare their state themselves.
-        LOG.warning(
-            "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
-        )
+        # Spark may refuse its reader of states and still run the query, whose shards compare their own state.
+        said = "the state in %s could not be compared with the query before it starts: %s"
+        LOG.warning(said, checkpoint, sentence_of(error))
     shards = most_shards(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
-    # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
+    # Adaptive execution does not work with state, and Spark warns of it twice at each start unless it is off.
     wanted = {"spark.sql.adaptive.enabled": "false"} | store_settings(spark, fixed)
     return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
 
 
-def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> ShardStates | None:
+def _check(
+    spark: SparkSession, checkpoint: str, queries: Sequence[Query], has_begun: bool, warns: bool
+) -> stored.ShardStates | None:
     """Compare the states with the last purgatory of a query, and return them."""
-    states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
+    states = stored.shard_states(spark, checkpoint) if has_begun else None
     requirements.check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
         return None
@@ -116,12 +109,12 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
             f"host={states.host!r}, {MOVES}"
         )
-    if states.host == LOG_HOST and states.operator != HERE:
+    if states.host == LOG_HOST and states.operator != stored.HERE:
         raise StateMismatchError(
-            f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {HERE} in this "
-            f"one: Spark 4.0 and later releases do not share it. Start the query with the Spark of before, {MOVES}"
+            f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {stored.HERE} "
+            f"in this one. Spark 4.0 and later releases do not share it: start it with the earlier Spark, {MOVES}"
         )
-    found = told_by_states(states.whole, partial(_differences, query.spec, query.shards or 0))
+    found = stored.told_by_states(states.whole, partial(_differences, query.spec, query.shards or 0))
     for fault, text in found:
         if fault is not None:
             raise getattr(errors, fault)(text)
@@ -133,7 +126,7 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
 
 
 def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[tuple[str | None, str]]:
-    """Why the query cannot go on from a state: each difference, or the name of an error and its text."""
+    """Yield why the query cannot continue from a state: each difference, or the name of an error and its text."""
     try:
         yield from ((None, text) for text in differences(spec, state.blob(), shards))
     except StateError as error:
@@ -143,19 +136,16 @@ def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[t
 def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a query's state store; ``fixed`` are those of its checkpoint.
 
-    A session, or a vendor's default, may have another store, which reads none of RocksDB's settings.
+    A session or a vendor's default may have another store, which ignores RocksDB's settings.
     """
     default = spark.conf.get(requirements.PROVIDER) or ""
-    store = (
-        fixed.get(requirements.PROVIDER)
-        or told(spark, requirements.PROVIDER)
-        or (default if "RocksDB" in default else requirements.ROCKSDB)
-    )
+    default = default if "RocksDB" in default else requirements.ROCKSDB
+    store = fixed.get(requirements.PROVIDER) or told(spark, requirements.PROVIDER) or default
     wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS | {requirements.PROVIDER: store}
     best, given = wanted.pop(FORMAT_VERSION, "1"), told(spark, FORMAT_VERSION)
     version = fixed.get(FORMAT_VERSION) or given or (best if store == requirements.ROCKSDB and not is_remote() else "1")
     if version == (given or "1"):
         return wanted
-    if is_remote():  # The sink's functions run there with the settings that the session has then.
+    if is_remote():  # The sink's functions run there with the session's settings of that time.
         raise ConfigError(requirements.other_format(version))
     return wanted | {FORMAT_VERSION: version}

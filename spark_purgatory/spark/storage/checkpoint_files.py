@@ -1,8 +1,8 @@
 """Spark's own files of a checkpoint: ``metadata``, ``offsets``, ``commits``, and the logs of sources, ``sources/<i>``.
 
-A power loss leaves empty files, because Spark does not synchronise what it writes; a full disk leaves halves. Spark
-reports some of it in words of its JSON parser, without the file, and some of it not at all: what the file source's log
-has lost is read again into a number that the query has passed, so that its rows never come.
+A power loss leaves empty files, because Spark does not sync its writes, and a full disk leaves half files. Spark
+reports some of them as errors of its JSON parser that name no file, and others not at all: files that the file source's
+log has lost are read again under a number that the query has passed, so that their rows never arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, STRICT_FI
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
-"""The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
+"""The file ``metadata`` of an unfinished move: one word, because Spark quotes one when it stops."""
 STATE_IDS = "stateUniqueIds"
 _NUMBERED = re.compile(r"/((?:offsets|commits|sources/\d+))/(\d+)(\.compact)?$")
 COPY = f"bring it back from a copy, or {START_OVER}"
@@ -32,11 +32,11 @@ READ_FAULTS: tuple[type[Exception], ...] = (ValueError, *SPARK_FAULTS)
 
 
 class NoCheckpointError(ConfigError):
-    """There is no checkpoint at the place."""
+    """There is no checkpoint at this path."""
 
 
 class Damage(NamedTuple):
-    """A fault of a file of a checkpoint, by its path below it."""
+    """A fault of a file, which is named by its path below the checkpoint."""
 
     path: str
     fault: str
@@ -47,16 +47,14 @@ class Damage(NamedTuple):
 
 
 def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undone: str = "started") -> None:
-    """Raise StorageError if a query could not go on from Spark's own files in a checkpoint."""
+    """Raise StorageError if a query could not continue from Spark's own files in a checkpoint."""
     if found := damages(spark, path):
         raise StorageError(f"{field}={path!r} is damaged. Nothing was {undone}. {'; '.join(map(str, found))}")
 
 
 def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
-    """Return what is wrong with the files that a query reads when it goes on. The checkpoint has begun."""
-    reader = spark.read.options(**STRICT_FILES).option("recursiveFileLookup", "true")
-    files = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets", "commits", "sources")).inputFiles()
-    logs = logs_of(files)
+    """Return the faults of the files from which a query continues. It must have started."""
+    logs = logs_of(files_in(spark, checkpoint, "offsets", "commits", "sources"))
     wanted = ["metadata", *needed(logs)]
     try:
         texts = texts_of(spark, checkpoint, wanted)
@@ -65,8 +63,14 @@ def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
     return list(faults_of(texts, logs))
 
 
+def files_in(spark: SparkSession, checkpoint: str, *folders: str) -> list[str]:
+    """Return the paths of the files in folders of a checkpoint, which may be missing, and of ``metadata``."""
+    reader = spark.read.options(**STRICT_FILES).option("recursiveFileLookup", "true")
+    return reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), *folders)).inputFiles()
+
+
 def texts_of(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> dict[str, str]:
-    """The texts of files below a checkpoint, "" where one has no byte."""
+    """Return the texts of files below a checkpoint; an empty file has the text ""."""
     reader = spark.read.options(**STRICT_FILES)
     frame = reader.text([f"{literal(checkpoint.rstrip('/'))}/{path}" for path in paths], wholetext=True)
     rows = frame.select("_metadata.file_path", "value").collect()
@@ -74,7 +78,7 @@ def texts_of(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> dict
 
 
 def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> Iterator[Damage]:
-    """Yield the files that Spark cannot read: a file system of the machine keeps checksums beside them."""
+    """Yield the files that Spark cannot read, for example because a local file has another checksum."""
     for path in paths:
         try:
             texts_of(spark, checkpoint, [path])
@@ -83,7 +87,7 @@ def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> It
 
 
 def logs_of(files: Iterable[str]) -> Logs:
-    """The entries of a checkpoint's logs, of the paths of its files; a source's since its last compact entry."""
+    """Return the entries of a checkpoint's logs by the paths of its files; a source's since its last compact entry."""
     logs: dict[str, dict[int, str]] = {}
     found = [match.groups() for match in map(_NUMBERED.search, files) if match is not None]
     for folder, number, compact in sorted(found, key=lambda entry: int(entry[1])):
@@ -94,13 +98,13 @@ def logs_of(files: Iterable[str]) -> Logs:
 
 
 def needed(logs: Logs) -> Iterator[str]:
-    """The files that Spark reads when a query goes on: the last two offsets, the last commit, and the sources' logs."""
+    """Yield the files from which a query continues: the last two offsets, the last commit, and the sources' logs."""
     for folder, entries in sorted(logs.items()):
         yield from list(entries.values())[{"offsets": -2, "commits": -1}.get(folder, 0) :]
 
 
 def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
-    """Return what is wrong with the texts of `needed` files and of ``metadata``."""
+    """Yield the faults in the texts of `needed` files and of ``metadata``."""
     if texts["metadata"].strip() == UNFINISHED:
         return  # The start check says more.
     broken = [path for path, text in sorted(texts.items()) if not _is_whole(path, text)]
@@ -113,7 +117,7 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
             remedy = f"bring it back from a copy, or remove it: {again}"
         yield Damage(path, fault, remedy)
     if "commits" in last and last["commits"] not in logs.get("offsets", ()):
-        yield Damage(f"offsets/{last['commits']}", "is missing, and its micro-batch is committed")
+        yield Damage(f"offsets/{last['commits']}", "is missing, but its micro-batch is committed")
     whole = sorted((int(path.rpartition("/")[2]), path) for path in texts if path.startswith("offsets/"))
     offsets = [(path, texts[path].splitlines()[2:]) for _, path in whole if path not in broken]
     if any(len(sources) > len(offsets[-1][1]) for _, sources in offsets):
@@ -136,7 +140,7 @@ def _is_whole(path: str, text: str) -> bool:
 
 
 def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Damage]:
-    """Entries of the file source's log that the last offsets count, and that are not there."""
+    """Yield the entries of the file source's log that the last offsets count, but that are missing."""
     for number, line in enumerate(offsets):
         match = re.fullmatch(r'\{"logOffset":(\d+)\}', line.strip())
         entries = logs.get(f"sources/{number}", {})
@@ -146,7 +150,7 @@ def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Dam
             yield Damage(
                 f"sources/{number}/{lost[0]}",
                 f"is missing{f', and {len(lost) - 1} more' if lost[1:] else ''}, but {path} counts it: Spark would "
-                "read the files that are named in it again and drop, without a word, what is new",
+                "read the files that are named in it again and silently drop new ones",
             )
 
 
@@ -154,57 +158,32 @@ def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Dam
 
 
 def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
-    """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
+    """Return the micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
     try:
-        reader = spark.read.option("recursiveFileLookup", "true")
-        files = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
+        return sorted(logs_of(files_in(spark, checkpoint, "commits")).get("commits", ()))
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise NoCheckpointError(
-            f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
+            f"checkpoint={checkpoint!r} is not a checkpoint of a streaming query: name the checkpointLocation of the "
             "query that writes the purgatory's outcomes"
         ) from error
-    names = (file.rsplit("/", 1)[1] for file in files)
-    return sorted(int(name) for name in names if name.isdigit())
 
 
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
-    """The micro-batch that Spark will run next: the first that it has not committed."""
+    """Return the micro-batch that Spark will run next: the first that is not committed."""
     try:
-        committed = committed_batches(spark, checkpoint)
+        return max(committed_batches(spark, checkpoint), default=-1) + 1
     except NoCheckpointError:
         return 0
-    return committed[-1] + 1 if committed else 0
 
 
-def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
-    """Return what a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
-    return _facts_of(spark, checkpoint, f"offsets/{batch_id}")
+def entry_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON object of a file below a checkpoint, and the lines after it.
 
-
-def format_of(spark: SparkSession, checkpoint: str, batch_id: int) -> str:
-    """The `FORMAT_VERSION` of a micro-batch's states: the commit names those of format 2."""
-    return "2" if _facts_of(spark, checkpoint, f"commits/{batch_id}")[0].get(STATE_IDS) else "1"
-
-
-def fixed_settings(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """Return the settings that a checkpoint fixes, whatever the session has; none before the first micro-batch.
-
-    Spark puts all of them into the offsets, but the format of state stores, which the last commit shows.
+    In ``offsets/<batch>`` the object has watermark, time and settings, and the lines are the offsets, one for each
+    source.
     """
-    reader = spark.read.option("recursiveFileLookup", "true")
-    logs = logs_of(reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets", "commits")).inputFiles())
-    if not (begun := logs.get("offsets")):
-        return {}
-    fixed = dict(offsets_of(spark, checkpoint, max(begun))[0].get("conf", {}))
-    if committed := logs.get("commits"):
-        fixed[FORMAT_VERSION] = format_of(spark, checkpoint, max(committed))
-    return fixed
-
-
-def _facts_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
-    """What a file of the checkpoint says, and the lines behind it."""
     try:
         _, facts, *others = texts_of(spark, checkpoint, [path])[path].splitlines()
         return json.loads(facts), others
@@ -213,17 +192,36 @@ def _facts_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str
         raise StorageError(f"checkpoint={checkpoint!r} is damaged: {damage}") from None
 
 
-def repartitions_in(spark: SparkSession, checkpoint: str, batch_ids: Iterable[int]) -> list[int]:
-    """The micro-batches that Spark's own ``repartition`` (4.2) has made, of those given up to the first that is none.
+def format_of(spark: SparkSession, checkpoint: str, batch_id: int) -> str:
+    """Return the `FORMAT_VERSION` of a micro-batch's states. The commit has names for those of format 2."""
+    return "2" if entry_of(spark, checkpoint, f"commits/{batch_id}")[0].get(STATE_IDS) else "1"
 
-    Such a one has the offsets and the time of the one before, and no sink ever sees it. Where it left out a micro-batch
-    that had failed, it is none of them.
+
+def fixed_settings(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return the settings that a checkpoint fixes for any session; none before the first micro-batch.
+
+    Spark keeps them in the offsets, except the format of state stores, which the last commit shows.
     """
-    return list(takewhile(lambda batch_id: _is_repartition(spark, checkpoint, batch_id), batch_ids))
+    logs = logs_of(files_in(spark, checkpoint, "offsets", "commits"))
+    if not (begun := logs.get("offsets")):
+        return {}
+    fixed = dict(entry_of(spark, checkpoint, f"offsets/{max(begun)}")[0].get("conf", {}))
+    if committed := logs.get("commits"):
+        fixed[FORMAT_VERSION] = format_of(spark, checkpoint, max(committed))
+    return fixed
 
 
-def _is_repartition(spark: SparkSession, checkpoint: str, batch_id: int) -> bool:
-    if not {batch_id - 1, batch_id} <= set(committed_batches(spark, checkpoint)):
-        return False
-    (before, read_before), (said, read) = (offsets_of(spark, checkpoint, each) for each in (batch_id - 1, batch_id))
-    return read == read_before and said["batchTimestampMs"] == before["batchTimestampMs"]
+def repartitions_in(spark: SparkSession, checkpoint: str, batch_ids: Iterable[int]) -> list[int]:
+    """Return the micro-batches made by Spark's own ``repartition`` (4.2), up to the first that it did not make.
+
+    Such a micro-batch has the offsets and the time of the one before it, and no sink ever sees it. One that follows a
+    failed micro-batch is not counted.
+    """
+
+    def is_repartition(batch_id: int) -> bool:
+        if not {batch_id - 1, batch_id} <= set(committed_batches(spark, checkpoint)):
+            return False
+        one, other = (entry_of(spark, checkpoint, f"offsets/{each}") for each in (batch_id - 1, batch_id))
+        return one[1] == other[1] and one[0]["batchTimestampMs"] == other[0]["batchTimestampMs"]
+
+    return list(takewhile(is_repartition, batch_ids))
