@@ -45,7 +45,7 @@ def test_many_late_rows_are_warned_of_once(
         landing.add([operation(name, 10) for name in names], [event(name, 100.5 + batch) for name in names[:5]])
     landing.run(spark, purgatory(name="orders"))
     (said,) = warnings(caplog, 1)
-    assert "purgatory orders: 10 of 15 rows of micro-batch 1 came behind the watermark (2024-05-01T13:40:00." in said
+    assert "purgatory orders: 10 of 15 rows of micro-batch 1 arrived behind the watermark (2024-05-01T13:40:00." in said
     assert "Give the late input a longer watermark=" in said and "lie between 2024-05-01T12:10:00.000Z" in said
 
 
@@ -59,7 +59,7 @@ def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     healthy.run(spark, purgatory())
     stuck.run(spark, purgatory())
     (said,) = warnings(caplog, 1)
-    assert "3 micro-batches brought rows and there is no watermark yet" in said and "set its idle_after=" in said
+    assert "3 micro-batches brought rows, but there is no watermark yet" in said and "set its idle_after=" in said
 
 
 class Kept(StreamingQueryListener):

@@ -267,7 +267,7 @@ def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: Sp
         assert decided(timeout=F.lit(1), timeout_unit=unit) == {"a": "COMPLETED", "b": "EXPIRED"}, unit
     for column, unit, said in (
         ("ms", None, "timeout has type int and no unit: set timeout_unit, for example 'minutes'"),
-        ("wait", "minutes", "which has its units: leave out timeout_unit='minutes'"),
+        ("wait", "minutes", "which has a unit: leave out timeout_unit='minutes'"),
         ("key", "minutes", 'timeout is string: write "30 minutes", or name a column of day-time intervals'),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -372,7 +372,7 @@ def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
     options = {"checkpointLocation": str(landing.checkpoint)}
     operations.writeStream.foreachBatch(decide).options(**options).trigger(availableNow=True).start().awaitTermination()
     assert {(number, name) for number, name, _ in decided} == {(0, "a"), (0, "b")}
-    assert "resolve() is called inside foreachBatch: it decides the rows of this micro-batch" in caplog.text
+    assert "resolve() is called inside foreachBatch and decides the rows of this micro-batch" in caplog.text
     caplog.clear()
     purgatory().resolve(*landing.frames(spark, streaming=False)).collect()
     assert "foreachBatch" not in caplog.text

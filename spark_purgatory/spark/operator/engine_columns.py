@@ -1,4 +1,4 @@
-"""The columns that the engine takes of both inputs, described once for Spark and for the tester's Arrow tables."""
+"""The engine's columns of both inputs, for Spark and for the tester's Arrow tables."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.spark.operator.field_types import reads_value
 
 C = TypeVar("C")
-"""A column: Spark's, or an Arrow array."""
+"""A column of Spark or an Arrow array."""
 
 
 class EngineColumns(ABC, Generic[C]):
-    """One input's columns as the engine has them. An argument names a column by its ``value`` and its own ``label``."""
+    """One input's columns for the engine. An argument names a column by its ``value``; ``label`` is its own name."""
 
     options: PurgatoryOptions
 
     @abstractmethod
     def _text(self, value: Any, label: str, scope: C | None = None) -> C:
-        """A key or id as text, within its partition if there is one."""
+        """Return a key or id as text, with the prefix of its scope if there is one."""
 
     @abstractmethod
     def _words(self, value: Any, label: str) -> C:
-        """A column of words, such as those of a rule."""
+        """Return a column of words, such as those of a rule."""
 
     @abstractmethod
     def _time_us(self, value: Any, label: str) -> C:
-        """A time in microseconds since 1970."""
+        """Return a time in microseconds since 1970."""
 
     @abstractmethod
     def _keys(self, several: bool, scope: C | None) -> C:
-        """The operations' keys as texts: one each, or an array where they may have several."""
+        """Return the operations' keys as texts, or as arrays of texts if they may have several."""
 
     @abstractmethod
     def _hashes(self, keys: C, several: bool = False) -> C:
-        """The hash of each key; null has one too."""
+        """Return the hash of each key. Null has a hash too."""
 
     @abstractmethod
     def _deadline_us(self, created_us: C) -> C:
-        """The operations' deadlines; the largest int64 where one lies beyond it."""
+        """Return the operations' deadlines, at most the largest int64."""
 
     @abstractmethod
     def _needs(self, spec: EngineSpec, several: bool) -> dict[str, C]:
-        """Each operation's need, and its level at each of its keys."""
+        """Return each operation's need, and its level at each of its keys."""
 
     @abstractmethod
     def _number(self, value: Any, label: str, number: str) -> C:
-        """The events' values in the query's type of numbers."""
+        """Return the events' values in the query's type of numbers."""
 
     @abstractmethod
     def scope(self) -> C | None:
-        """The scope of keys and ids, 32 hexadecimal digits made of their partition; None without partitions."""
+        """Return the prefix of keys and ids, 32 hexadecimal digits made of the scope's value; None without a scope."""
 
     def of_operations(self, spec: EngineSpec, several: bool) -> dict[str, C]:
-        """Id, keys (``several``: maybe more than one), times and rules of the operations, but for payload columns."""
+        """Return id, keys, times and rules of the operations, except payload columns. ``several``: keys are arrays."""
         config, criterion, scope = self.options.operations, self.options.criterion, self.scope()
         own_id, keys = self._text(config.id, "operations.id", scope), self._keys(several, scope)
         created_us = self._time_us(config.created, "operations.created")
@@ -73,7 +73,7 @@ class EngineColumns(ABC, Generic[C]):
         return {name: column for name, column in columns.items() if name not in dict(spec.roles)}
 
     def of_events(self, number: str) -> dict[str, C]:
-        """Key and time of the events, and what the criterion or control events read besides."""
+        """Return key and time of the events, and the columns that the criterion or control events read."""
         config, scope = self.options.completions, self.scope()
         key = self._text(config.key, "completions.key", scope)
         columns = {"key": key, "key_hash": self._hashes(key), "time_us": self._time_us(config.time, "completions.time")}

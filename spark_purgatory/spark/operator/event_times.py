@@ -1,9 +1,8 @@
-"""Arithmetic of times in the projection: int64 microseconds, and nothing that raises at their ends.
+"""Arithmetic of times in the projection, in int64 microseconds, without errors at their ends.
 
-Spark's sums of times raise, or give null, where they leave int64, and its casts of far dates to timestamps raise even
-as ``try_cast``. A row with such a time must get its outcome as every other row does. And nothing here may depend on the
-session's zone but what has no zone of its own: a day of a time-out is 24 hours, where Spark's sum of a timestamp and an
-interval adds calendar days of the session's zone.
+Spark's sums of times raise or give null beyond int64, and its casts of far dates to timestamps raise even as
+``try_cast``, but a row with such a time must get its outcome too. Only times without a zone may depend on the session's
+zone: a day of a timeout is 24 hours, although Spark adds calendar days of that zone to a timestamp.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ PLACED: dict[type[T.DataType], tuple[str, str]] = {
     T.DateType: ("date'-290307-01-01'", "date'+294246-12-31'"),
     T.TimestampNTZType: ("timestamp_ntz'-290307-01-01 00:00:00'", "timestamp_ntz'+294246-12-31 00:00:00'"),
 }
-"""Local times are clamped to these bounds, which are more than a day inside int64."""
+"""Bounds of local times, which are more than a day inside int64."""
 US_PER_SECOND = 1_000_000
 
 
 def placed(column: Column, kind: T.DataType) -> Column:
-    """A timestamp; dates and timestamps without a zone are placed by the session's, the farthest at the ends."""
+    """Return a timestamp. The session's zone places dates and timestamps without a zone, within `PLACED`."""
     bounds = PLACED.get(type(kind))
     if bounds is not None:
         first, last = map(F.expr, bounds)
@@ -37,26 +36,26 @@ def placed(column: Column, kind: T.DataType) -> Column:
 
 
 def interval_us(column: Column) -> Column:
-    """A day-time interval in microseconds: a day is 24 hours."""
+    """Return a day-time interval in microseconds. A day is 24 hours."""
     seconds = column.cast("interval second").cast(T.DecimalType(20, 6))
     return (seconds * F.lit(US_PER_SECOND).cast(T.DecimalType(7, 0))).cast("bigint")
 
 
 def deadline_after(created_us: Column, wait: Column, us_per_unit: int = 1) -> Column:
-    """``created_us + wait * us_per_unit``; MAX_TIME_US where int64 does not hold it, null where either is null."""
+    """Return ``created_us + wait * us_per_unit``; MAX_TIME_US beyond int64, null if either is null."""
     wait_us = wait if us_per_unit == 1 else F.try_multiply(wait, F.lit(us_per_unit).cast("bigint"))
     deadline_us = F.coalesce(F.try_add(created_us, wait_us), F.lit(MAX_TIME_US))
     return F.when(created_us.isNotNull() & wait.isNotNull(), deadline_us)
 
 
 def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
-    """The instant that a user gives, in milliseconds, rounded down: a datetime, a date, a text or a Column.
+    """Return the instant that a user gives, in milliseconds, rounded down: a datetime, a date, a text or a Column.
 
-    A datetime with a time zone is an instant. All else is wall-clock time and is read in the session's time zone, as
-    Spark reads a timestamp's text: so "2026-10-27", date(2026, 10, 27) and datetime(2026, 10, 27) are one instant. The
-    time zone of the Python process, in which PySpark's own ``lit`` reads a datetime without one, has no say.
+    A datetime with a time zone is an instant. Other values are wall-clock time in the session's time zone, so that
+    "2026-10-27", date(2026, 10, 27) and datetime(2026, 10, 27) are one instant. The time zone of the Python process,
+    which PySpark's ``lit`` uses for a datetime without one, does not matter.
 
-    Raises ConfigError for what is no time, and for one that no watermark can stand at: Spark's begins at 1970.
+    Raises ConfigError for a value that is not a time, and for a time before 1970, where Spark's watermark begins.
     """
     if isinstance(value, datetime) and value.tzinfo is not None:
         instant = F.timestamp_micros(F.lit((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
@@ -69,14 +68,14 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     try:
         ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]
     except AnalysisException:
-        ms = None  # A Column of an input's rows, or of a type that is no time.
+        ms = None  # A Column of an input's rows, or not of a time.
     if ms is None:
         raise ConfigError(
             f'{field}={value!r} is not a time: write "2026-10-27" or "2026-10-27 18:30:00", or a datetime'
         )
     if ms <= 0:
         raise ConfigError(
-            f"{field}={value!r} is not after 1970-01-01 00:00:00 UTC, where a watermark begins: nothing would be "
-            "decided. Give a later time"
+            f"{field}={value!r} is not after 1970-01-01 00:00:00 UTC, where a watermark begins, so nothing would be "
+            "decided: give a later time"
         )
     return int(ms)

@@ -1,4 +1,4 @@
-"""What outcomes carry of events: which columns are sent for it, and the types of ``event`` and ``events``."""
+"""The events in outcomes: the columns that are sent for them, and the types of ``event`` and ``events``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import columns_of
 
 VALUE, EVENT_ID = "value", "event_id"
-"""Fields of an event in an outcome, where the query has them."""
+"""Fields of an event in an outcome, if the query has them."""
 
 
 def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:
-    """Return what is sent of each event, by its name in the outcome: the value first, then the columns asked for.
+    """Return the columns that are sent of each event, by their names in the outcome: the value first, then the others.
 
-    ``names``: the events' columns. What is none of them is a path into a struct, and goes by the field's name.
+    ``names``: the events' columns. Any other name is a path into a struct, and is named after the field.
     """
     if not options.evidence_columns:
         return {}
@@ -31,7 +31,10 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
     fixed = {field.name for field in EVENT_KEY_AND_TIME} | set(carried)
     fixed |= set() if config.event_id is None else {EVENT_ID}
     for given in config.names_of("columns"):
-        name = given if given in names else _last(given)
+        # The field that a path ends in: "city" of "place.city", "a.b" of "place.`a.b`".
+        quoted = re.search(r"\.`((?:[^`]|``)+)`$", given)
+        last = quoted[1].replace("``", "`") if quoted else given.rpartition(".")[2]
+        name = given if given in names else last
         if name.lower() in fixed | {each.lower() for each in carried}:
             raise ConfigError(
                 f"completions.columns={given!r}: an event in an outcome has a field {name!r} already; rename the "
@@ -41,22 +44,13 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
     return carried
 
 
-def _last(path: str) -> str:
-    """The field that a path ends in: ``city`` of ``place.city``, ``a.b`` of ``place.`a.b` ``."""
-    quoted = re.search(r"\.`((?:[^`]|``)+)`$", path)
-    return quoted[1].replace("``", "`") if quoted else path.rpartition(".")[2]
-
-
 def carried_schema(
     options: PurgatoryOptions,
     names: Sequence[str],
     type_of: Callable[[ColumnLike, str], T.DataType] | None,
     case_sensitive: bool,
 ) -> tuple[T.StructType | None, pa.Schema | None]:
-    """The types of what is sent of each event, Spark's and as they are kept; None where outcomes carry no events.
-
-    ``names``: the events' columns. ``type_of`` gives the type of one, which an argument names.
-    """
+    """Return the types of `carried_columns`, in Spark and as they are stored; None if outcomes carry no events."""
     if not options.evidence_columns or type_of is None:
         return None, None
     named = carried_columns(options, names)
@@ -67,7 +61,7 @@ def carried_schema(
 
 
 def event_fields(options: PurgatoryOptions, carried: T.StructType) -> list[T.StructField]:
-    """The outcome's columns that carry events, as Spark has them."""
+    """Return the outcome's columns that carry events."""
     values = int(options.completions.value is not None)
     named = [] if options.completions.event_id is None else [T.StructField(EVENT_ID, T.StringType())]
     first = from_arrow_schema(pa.schema(EVENT_KEY_AND_TIME)).fields
@@ -77,7 +71,7 @@ def event_fields(options: PurgatoryOptions, carried: T.StructType) -> list[T.Str
 
 
 def evidence_of(options: PurgatoryOptions) -> Evidence | None:
-    """How an engine's outcomes carry events; None: not at all."""
+    """Return how an engine's outcomes carry events; None if they do not."""
     if not options.evidence_columns:
         return None
     has_value, lists_all = options.completions.value is not None, options.evidence == "all"

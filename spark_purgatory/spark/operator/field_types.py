@@ -1,7 +1,7 @@
-"""Types of the fields of `Operations`, `Completions` and a criterion by row: which are taken, what the engine learns.
+"""The allowed types of the fields of `Operations`, `Completions` and a criterion by row.
 
-`inputs` asks with the columns of a DataFrame, `spark_purgatory.testing` with the schema of a test's rows: so both learn
-the same, and refuse the same types in the same words.
+`inputs` asks with the columns of a DataFrame, and `spark_purgatory.testing` with the schema of a test's rows. Both
+refuse the same types with the same texts.
 """
 
 from __future__ import annotations
@@ -21,34 +21,46 @@ from spark_purgatory.spark.operator.key_types import LEVEL_KEYS, FieldTypes, che
 from spark_purgatory.spark.operator.value_types import number_type
 
 TypeOf = Callable[[Any, str], T.DataType]
-"""The type of the column that an argument names, and the argument's name. Raises ConfigError if there is none."""
+"""Returns the type of the column that an argument names; its second argument is the argument's name. Raises ConfigError
+if there is no such column."""
 
 
 def operation_types(type_of: TypeOf, options: PurgatoryOptions) -> tuple[FieldTypes, bool]:
-    """Return the types of what operations are compared by, by field, and whether an operation may have several keys."""
+    """Return the types of the operations' keys and ids by field, and True if an operation may have several keys."""
     config, criterion = options.operations, options.criterion
     types = {"operations.id": type_of(config.id, "operations.id")}
     check_key_type(types["operations.id"], "operations.id")
-    types["operations.keys"], several = key_type_of([type_of(name, label) for name, label in keys_of(config)])
+    types["operations.keys"], several = _key_type_of([type_of(name, label) for name, label in keys_of(config)])
     types |= _scope_type(type_of, options, "operations")
     if isinstance(criterion, ByRow):
         check_words(type_of(criterion.rule, "criterion.rule"), "criterion.rule", ", ".join(RULES))
         if criterion.levels is not None:
-            types[LEVEL_KEYS] = level_key_type(type_of(criterion.levels, "criterion.levels"), criterion.levels)
+            levels = type_of(criterion.levels, "criterion.levels")
+            if not isinstance(levels, T.MapType):
+                raise ConfigError(
+                    f"criterion.levels={criterion.levels!r} is {levels.simpleString()}, not a map from key to level: "
+                    "name a column such as map<string,double>, or leave levels out"
+                )
+            check_key_type(levels.keyType, LEVEL_KEYS)
+            types[LEVEL_KEYS] = levels.keyType
             check_compared(types, {})
         for label, need in needs_of(criterion).items():
             type_of(need, label)
     times = {"operations.created": config.created, "operations.deadline": config.deadline}
     for label, name in times.items():
         if name is not None:
-            check_time(type_of(name, label), label)
+            _check_time(type_of(name, label), label)
     if config.timeout_column is not None:
-        check_timeout(_timeout_type(type_of, config.timeout_column), config.timeout_unit)
+        try:
+            timeout = type_of(config.timeout_column, "operations.timeout")
+        except ConfigError as error:
+            raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
+        _check_timeout(timeout, config.timeout_unit)
     return types, several
 
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
-    """Return the types of what events are compared by, by field."""
+    """Return the types of the events' keys and ids by field."""
     config = options.completions
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
@@ -56,7 +68,7 @@ def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
     for label, kind in types.items():
         check_key_type(kind, label)
     types |= _scope_type(type_of, options, "completions")
-    check_time(type_of(config.time, "completions.time"), "completions.time")
+    _check_time(type_of(config.time, "completions.time"), "completions.time")
     if reads_value(options) and not isinstance(kind := type_of(config.value, "completions.value"), T.NumericType):
         raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
     if config.kind is not None:
@@ -65,7 +77,7 @@ def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
 
 
 def number_of(operations: TypeOf, completions: TypeOf | None, options: PurgatoryOptions) -> str:
-    """The type in which values and what they must reach are compared; as long as no completions are known, doubles."""
+    """Return the type in which values and needs are compared; doubles if no completions are known."""
     value, criterion = options.completions.value, options.criterion
     if value is None or completions is None:
         return DOUBLE
@@ -74,25 +86,25 @@ def number_of(operations: TypeOf, completions: TypeOf | None, options: Purgatory
 
 
 def keys_of(config: Operations) -> list[tuple[ColumnLike, str]]:
-    """The columns of operations.keys, each with the name of its argument."""
+    """Return the columns of operations.keys, each with the name of its argument."""
     named = config.keys if isinstance(config.keys, (list, tuple)) else [cast("ColumnLike", config.keys)]
     return [(name, f"operations.keys[{i}]" if len(named) > 1 else "operations.keys") for i, name in enumerate(named)]
 
 
 def needs_of(criterion: Criterion | ByRow) -> dict[str, str]:
-    """The columns that bring needs, by the name of their argument."""
+    """Return the columns of needs by the name of their argument."""
     named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
     return {f"criterion.{role}": name for role, name in named.items() if name is not None}
 
 
 def reads_value(options: PurgatoryOptions) -> bool:
-    """Return True if the engine reads the events' values: for the criterion, or as what extends a deadline."""
+    """Return True if the engine reads the events' values, for the criterion or to extend deadlines."""
     config = options.completions
     return config.value is not None and (options.criterion.reads_values or config.kind is not None)
 
 
 def payload_roles(schema: T.StructType, options: PurgatoryOptions) -> tuple[tuple[str, int], ...]:
-    """Engine columns that are payload columns unchanged, (role, position); they are sent and stored once."""
+    """Return (role, position) of engine columns that are unchanged payload columns, to send and store them once."""
     config = options.operations
     named: dict[str, Any] = {"created_us": config.created, "deadline_us": config.deadline}
     if options.scope is None:
@@ -113,8 +125,8 @@ def _scope_type(type_of: TypeOf, options: PurgatoryOptions, given: str) -> dict[
     return {label: kind}
 
 
-def key_type_of(kinds: Sequence[T.DataType]) -> tuple[T.DataType, bool]:
-    """Type of a key, and whether an operation may have several; ``kinds``: of the columns of operations.keys."""
+def _key_type_of(kinds: Sequence[T.DataType]) -> tuple[T.DataType, bool]:
+    """Return the type of a key, and True if an operation may have several. ``kinds``: those of operations.keys."""
     first = kinds[0]
     if any(kind != first for kind in kinds):
         kinds_text = ", ".join(kind.simpleString() for kind in kinds)
@@ -126,19 +138,7 @@ def key_type_of(kinds: Sequence[T.DataType]) -> tuple[T.DataType, bool]:
     return first, len(kinds) > 1
 
 
-def level_key_type(kind: T.DataType, levels: str) -> T.DataType:
-    """Type of the keys in a map of levels; ``levels``: the name of its column."""
-    if not isinstance(kind, T.MapType):
-        raise ConfigError(
-            f"criterion.levels={levels!r} is {kind.simpleString()}, not a map from key to level, such as "
-            "map<string,double>: name such a column, or leave levels out"
-        )
-    check_key_type(kind.keyType, LEVEL_KEYS)
-    return kind.keyType
-
-
-def check_time(kind: T.DataType, field: str) -> None:
-    """Raise ConfigError unless a column has timestamps; the session's zone places timestamp_ntz and dates."""
+def _check_time(kind: T.DataType, field: str) -> None:
     if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
         raise ConfigError(
             f"{field} is {kind.simpleString()}, not a timestamp: make it one, with to_timestamp(...) of a text, "
@@ -146,21 +146,12 @@ def check_time(kind: T.DataType, field: str) -> None:
         )
 
 
-def _timeout_type(type_of: TypeOf, timeout: ColumnLike) -> T.DataType:
-    """The type of the column that ``timeout`` names; where there is none, the error says why it is no duration."""
-    try:
-        return type_of(timeout, "operations.timeout")
-    except ConfigError as error:
-        raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
-
-
-def check_timeout(kind: T.DataType, unit: str | None) -> None:
-    """Raise ConfigError unless a column can be operations.timeout with ``unit`` as operations.timeout_unit."""
+def _check_timeout(kind: T.DataType, unit: str | None) -> None:
     name = kind.simpleString()
     if isinstance(kind, T.IntegralType) and unit is None:
         raise ConfigError(f"operations.timeout has type {name} and no unit: set timeout_unit, for example 'minutes'")
     if isinstance(kind, T.DayTimeIntervalType) and unit is not None:
-        raise ConfigError(f"operations.timeout is {name}, which has its units: leave out timeout_unit={unit!r}")
+        raise ConfigError(f"operations.timeout is {name}, which has a unit: leave out timeout_unit={unit!r}")
     if not isinstance(kind, (T.IntegralType, T.DayTimeIntervalType)):
         raise ConfigError(
             f'operations.timeout is {name}: write "30 minutes", or name a column of day-time intervals, or one of '

@@ -1,7 +1,6 @@
 """The two inputs as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM.
 
-Rows are copied once between the scan and the exchange, in one projection: what an input needs for each row, its
-watermark included, is one ``select``.
+One ``select`` makes all columns of an input, with its watermark, so that rows are copied once before the exchange.
 """
 
 from __future__ import annotations
@@ -27,18 +26,17 @@ from spark_purgatory.spark.operator.field_types import keys_of, needs_of
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.operator.value_types import need_columns, value_column
 
-UNREADABLE = {"AMBIGUOUS_REFERENCE": ("is the name of several columns", "rename or drop all but one of them")}
 UNTAKEN = "__spark_purgatory_"
-"""Before names that no column of an input has."""
+"""A prefix of names that no column of an input has."""
+AMBIGUOUS = ("is the name of several columns", "rename or drop all but one of them")
 NO_VALUE = (
-    "names no value of a row",
+    "is not a value of a row",
     "give a column, a field of a struct as 'column.field', or an expression of the input's columns",
 )
-"""What is wrong and the remedy, by the condition of Spark's error, and for all other conditions."""
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
-    """The Column that a config value names in ``frame``; raises ConfigError listing what there is."""
+    """Return the Column that a config value names in ``frame``. Raises ConfigError listing the columns."""
     if not isinstance(value, str):
         return value
     name = value.replace("`", "``")
@@ -50,45 +48,45 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
 
 
 class Field(NamedTuple):
-    """What an argument names in an input."""
+    """A column of an input, and its type."""
 
     column: Column
     kind: T.DataType
 
 
 def field_of(frame: DataFrame, value: Any, label: str) -> Field:
-    """The field that a config value names. Raises ConfigError with the label, listing what there is."""
+    """Return the field that a config value names. Raises ConfigError, with the label, listing the columns."""
     column = field_column(frame, value, label)
     try:
-        # Beside the columns and in a struct Spark refuses what is no value of a row: an aggregate, a generator.
+        # Next to the columns and in a struct Spark refuses an aggregate or a generator, which is not a value of a row.
         kinds = frame.select("*", F.struct(column.alias("c")).alias("value")).schema[-1].dataType
     except AnalysisException as error:
         condition = error.getCondition()
-        wrong, remedy = UNREADABLE.get(str(condition), NO_VALUE)
+        wrong, remedy = AMBIGUOUS if condition == "AMBIGUOUS_REFERENCE" else NO_VALUE
         raise ConfigError(f"{label}={value!r} {wrong} (Spark: {condition}): {remedy}") from error
     return Field(column, cast("T.StructType", kinds)[0].dataType)
 
 
 class Fields(EngineColumns[Column]):
-    """The fields of one input, each asked for once."""
+    """The fields of one input. Spark is asked for each of them once."""
 
     def __init__(self, frame: DataFrame, options: PurgatoryOptions) -> None:
         self.frame, self.options = frame, options
         self._known: dict[tuple[str, Any], Field] = {}
 
     def of(self, value: Any, label: str) -> Field:
-        """The field that a config value names; raises as `field_of`."""
+        """Return the field that a config value names. Raises as `field_of`."""
         known = label, value if isinstance(value, str) else id(value)
         if known not in self._known:
             self._known[known] = field_of(self.frame, value, label)
         return self._known[known]
 
     def type_of(self, value: Any, label: str) -> T.DataType:
-        """Its type (`TypeOf`)."""
+        """Return a field's type (`TypeOf`)."""
         return self.of(value, label).kind
 
     def time(self, value: Any, label: str) -> Column:
-        """A field as a timestamp."""
+        """Return a field as a timestamp."""
         return placed(*self.of(value, label))
 
     def _text(self, value: Any, label: str, scope: Column | None = None) -> Column:
@@ -138,7 +136,7 @@ class Fields(EngineColumns[Column]):
         return value_column(*self.of(value, label), number, self.options.criterion.reads_values)
 
     def scope(self) -> Column | None:
-        """The scope of keys and ids, made of their partition."""
+        """Return the prefix that the scope's value gives to keys and ids."""
         if self.options.scope is None:
             return None
         value = self._text(self.options.scope, "scope").cast("string")
@@ -146,19 +144,19 @@ class Fields(EngineColumns[Column]):
 
 
 def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
-    """A key or id within its partition; `key_prefix` says how many characters come before it."""
+    """Return a key or id with the prefix of its scope, whose length is `key_prefix`."""
     if scope is None:
         return key
     return F.concat(F.unhex(scope) if isinstance(kind, T.BinaryType) else scope, key)
 
 
 def key_prefix(kind: T.DataType) -> int:
-    """Length of what `scoped` puts before a key, in characters, or bytes where the key is binary."""
+    """Return the length of a scope's prefix, in characters, or in bytes if the key is binary."""
     return 16 if isinstance(kind, T.BinaryType) else 32
 
 
 def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats: bool = True) -> DataFrame:
-    """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
+    """Return the operations: id, keys, times, payload. Scope, key, or the id of several keys routes them."""
     frame, config, scope = fields.frame, fields.options.operations, fields.scope()
     columns = fields.of_operations(spec, several)
     if scope is not None or several:
@@ -168,7 +166,7 @@ def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats
 
 
 def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Columns that are named by what the checkpoint keeps of an operation; none where one is an expression."""
+    """Return the columns of the fields that the checkpoint keeps of an operation, but not of expressions."""
     named = {f"operations.{name}": getattr(config, name) for name in ("id", "keys", "created", "deadline")}
     listed = {field: each if isinstance(each, (list, tuple)) else (each,) for field, each in named.items()}
     listed["scope"] = (scope,)
@@ -176,7 +174,7 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
 
 
 def events_input(fields: Fields, number: str, heartbeats: bool = True) -> DataFrame:
-    """Events: key, time, what the criterion or control events read besides, what outcomes carry."""
+    """Return the events: key, time, and the columns that the criterion, control events and outcomes need."""
     frame, config, scope = fields.frame, fields.options.completions, fields.scope()
     columns = fields.of_events(number)
     for i, name in enumerate(carried_columns(fields.options, frame.columns).values()):
@@ -187,13 +185,12 @@ def events_input(fields: Fields, number: str, heartbeats: bool = True) -> DataFr
 
 
 def _guarded(time: Column, max_future_us: int) -> Column:
-    """``time``, or null where it is too far ahead of processing time: so it does not move the watermark.
+    """Return ``time``, or null if it is too far ahead of processing time, so that it does not move the watermark.
 
-    Spark writes the time of the micro-batch as a number into the code it generates, so that every micro-batch would
-    compile its scan anew, twice, and run it cold. A function of two arrays' elements is not generated but called (one
-    of a single array is generated from Spark 4.3 on): the code stays the same and is found again. A call for each row
-    is slow; nearly all rows are done with sooner, by what is allowed at this day's beginning, a number that changes
-    once a day.
+    Spark writes the time of the micro-batch as a number into its generated code, so every micro-batch would compile its
+    scan again, twice, and run it cold. Spark calls a function of two arrays' elements instead of generating its code
+    (from 4.3 it generates that of a single array), so the code stays the same. Such a call is slow, but nearly all rows
+    are decided before it by the limit at the beginning of this day, a number that changes once a day.
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
     today_us = F.unix_micros(F.current_date().cast(T.TimestampType())) + F.lit(max_future_us)
@@ -205,15 +202,15 @@ def _guarded(time: Column, max_future_us: int) -> Column:
 def _watermarked(
     fields: Fields, columns: dict[str, Column], time: Column, config: Operations | Completions, speaking: bool
 ) -> DataFrame:
-    """Columns over a guarded watermark; a row goes by its column ``route``, or by the hash of its one key."""
+    """Return columns over a guarded watermark. The column ``route`` or the hash of its one key routes a row."""
     frame, named = fields.frame, {**columns, "guarded": _guarded(time, fields.options.us_of("max_future"))}
-    # In a lambda Spark takes a name for what has it further left in the select, and only then for the input's column.
-    # So no alias may be a name that an input has; Catalyst makes one projection of both steps.
+    # In a lambda Spark looks for a name further left in the select before it looks in the input. So no alias may be a
+    # name that an input has. Catalyst makes one projection of both steps.
     selected = frame.select(*(column.alias(UNTAKEN + name) for name, column in named.items())).toDF(*named)
     if frame.isStreaming and config.outcomes_of is None:
         if config.idle_after is not None:
-            # One row a micro-batch says how late it is; muted, it has no time. It has no hash, by which the exchange
-            # knows it: a filter here would be pushed below the watermark by Catalyst.
+            # One row in each micro-batch has the current time less idle_after, or no time if it is muted. It has no
+            # hash, so that the exchange can drop it. Catalyst would push a filter here below the watermark.
             late = F.expr(f"current_timestamp() - interval {config.us_of('idle_after')} microseconds")
             beats = heartbeats(frame.sparkSession, selected.schema, guarded=late if speaking else F.lit(None))
             selected = selected.unionByName(beats)

@@ -1,7 +1,6 @@
-"""The operations' columns that only travel: which types can, and as which Arrow types.
+"""The operations' columns that the engine does not read: their types in Spark and in Arrow.
 
-Every Spark type travels that ``mapInArrow`` takes in and gives back unchanged. `check_columns` refuses the others
-before the query starts, and names the column, its type and a cast that helps.
+A Spark type is allowed if ``mapInArrow`` takes it in and gives it back unchanged.
 """
 
 from __future__ import annotations
@@ -22,31 +21,27 @@ from spark_purgatory.spark.nested import within
 
 CASTS = {
     T.YearMonthIntervalType: (
-        "cast it to string, or send its months, extract(year from c) * 12 + extract(month from c), "
-        "of which make_ym_interval(0, months) makes it again"
+        "cast it to string, or send its months, extract(year from c) * 12 + extract(month from c), and convert them "
+        "back with make_ym_interval(0, months)"
     ),
     T.CalendarIntervalType: "cast it to string",
     T.CharType: "cast it to string",
     T.VarcharType: "cast it to string",
 }
-"""What to do with a column of a type that Spark does not hand over to Python."""
-NOTED_TYPES: tuple[type[T.DataType], ...] = (
-    # TIME is of Spark 4.1.
-    *(kind for kind in [getattr(T, "TimeType", None)] if kind is not None),
-    T.DayTimeIntervalType,
-)
-"""Types that Arrow does not tell apart as Spark does."""
+"""The remedy for a type that Spark does not hand over to Python."""
+NOTED_TYPES = (T.DayTimeIntervalType, getattr(T, "TimeType", T.DayTimeIntervalType))
+"""Types that are one type in Arrow. Spark has TIME since 4.1."""
 IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arrow_schema).parameters else {}
-"""Before Spark 4.2 timestamps are in UTC without being asked."""
+"""Before Spark 4.2, timestamps are always in UTC."""
 
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:
-    """The Arrow schema of rows that go back to Spark."""
+    """Return the Arrow schema of rows that go back to Spark."""
     return cast("pa.Schema", to_arrow_schema(schema, **IN_UTC))
 
 
 def spark_types(fields: Sequence[pa.Field]) -> T.StructType:
-    """Columns that were noted as `columns_of` does, as Spark has them."""
+    """Return the Spark columns of fields that `columns_of` has noted."""
     found = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
     return T.StructType([_typed(field, arrow) for field, arrow in zip(found.fields, fields, strict=True)])
 
@@ -57,46 +52,36 @@ def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
 
 
 def schema_text(schema: pa.Schema | None) -> str | None:
-    """A schema as a text, which `schema_of` reads."""
+    """Return a schema as a text, which `schema_of` reads."""
     return None if schema is None else schema.serialize().to_pybytes().hex()
 
 
 def schema_of(text: str) -> pa.Schema:
-    """The schema that `schema_text` wrote."""
+    """Return the schema that `schema_text` wrote."""
     return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
 
 
 def merged_texts(texts: Iterable[str | None]) -> list[pa.Field]:
-    """The columns that hold what each of several schemas holds (`merged`)."""
+    """Return columns that can hold the values of each of several schemas (`merged`)."""
     return merged([list(schema_of(text)) for text in dict.fromkeys(texts) if text is not None])
 
 
 def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> pa.Schema:
-    """An input's columns as they are sent, kept and remembered. Raises ConfigError for types that cannot be."""
-    check_columns(schema, case_sensitive, side)
-    fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)
-    return pa.schema([_noted(field, spark.dataType) for spark, field in fields])
-
-
-def check_columns(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> None:
-    """Raise ConfigError where two columns have one name, or a column's type does not travel."""
+    """Return an input's columns as they are sent and stored. Raises ConfigError for two columns of one name and for
+    types that are not allowed.
+    """
     for path, kind in _parts(schema, ""):
         column = f"{side}: column {path.removesuffix('.')!r} is {kind.simpleString()}"
         if isinstance(kind, T.StructType):
-            # A struct may hold x and X whatever the session says: the fields travel by position.
+            # A struct may have fields x and X in any session, because fields are sent by position.
             _check_names(kind.names, path, case_sensitive or bool(path), side)
         for refused, remedy in CASTS.items():
             if isinstance(kind, refused):
                 raise ConfigError(f"{column}, which Spark does not hand over to Python and take back: {remedy}")
         if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.NullType):
             raise ConfigError(f"{column}, whose keys have no type: cast it, for example to map<string,string>")
-
-
-def with_nullable_voids(schema: T.StructType) -> T.StructType:
-    """The schema in which whatever is void may be null: the elements of Spark's ``array()`` are not."""
-    fields = ((each, each.nullable or isinstance(each.dataType, T.NullType)) for each in schema.fields)
-    made = (T.StructField(f.name, _with_nullable_voids(f.dataType), nullable, f.metadata) for f, nullable in fields)
-    return T.StructType([*made])
+    fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)
+    return pa.schema([_noted(field, spark.dataType) for spark, field in fields])
 
 
 def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -> None:
@@ -108,7 +93,7 @@ def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -
 
 
 def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
-    """A type and all within it, each with the path that leads there, which ends in a full stop."""
+    """Yield a type and all types within it, each with the path that leads there and ends in a full stop."""
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
     yield path, kind
@@ -116,20 +101,24 @@ def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
         yield from _parts(part, f"{path}{name}.")
 
 
-def _with_nullable_voids(kind: T.DataType) -> T.DataType:
+def with_nullable_voids(kind: Any) -> Any:
+    """Return a type in which void parts may be null, unlike the elements of Spark's ``array()``."""
+
+    def part(of: T.DataType, nullable: bool) -> tuple[T.DataType, bool]:
+        return with_nullable_voids(of), nullable or isinstance(of, T.NullType)
+
     if isinstance(kind, T.StructType):
-        return with_nullable_voids(kind)
+        fields = kind.fields
+        return T.StructType([T.StructField(f.name, *part(f.dataType, f.nullable), f.metadata) for f in fields])
     if isinstance(kind, T.ArrayType):
-        nullable = kind.containsNull or isinstance(kind.elementType, T.NullType)
-        return T.ArrayType(_with_nullable_voids(kind.elementType), nullable)
+        return T.ArrayType(*part(kind.elementType, kind.containsNull))
     if isinstance(kind, T.MapType):
-        nullable = kind.valueContainsNull or isinstance(kind.valueType, T.NullType)
-        return T.MapType(_with_nullable_voids(kind.keyType), _with_nullable_voids(kind.valueType), nullable)
+        return T.MapType(with_nullable_voids(kind.keyType), *part(kind.valueType, kind.valueContainsNull))
     return kind
 
 
 def _noted(field: pa.Field, kind: T.DataType) -> pa.Field:
-    """The field without Spark's comments, but with what the Arrow type does not say of Spark's, at every depth."""
+    """Return the field at every depth without Spark's comments, but with a note of a type that Arrow lacks."""
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
     note = {SPARK_TYPE: kind.simpleString().encode()} if isinstance(kind, NOTED_TYPES) else None

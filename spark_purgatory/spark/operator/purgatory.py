@@ -36,13 +36,10 @@ from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
 OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
-"""What an outcome adds to the operation's columns."""
-OF_ORPHANS = from_arrow_schema(pa.schema(ORPHAN_FIELDS))
-"""What comes behind that where ORPHAN rows are asked for."""
 
 
-def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[ColumnLike], several: bool) -> None:
-    """Raise ConfigError for a quorum of more keys than there are columns; an array's length is each row's own."""
+def _check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[ColumnLike], several: bool) -> None:
+    """Raise ConfigError for a quorum of more keys than columns. The length of an array is not known."""
     if not isinstance(criterion, Criterion) or criterion.rule != "quorum":
         return
     columns = list(keys) if isinstance(keys, (list, tuple)) else [keys]
@@ -55,25 +52,25 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
         )
 
 
-def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
-    """Return True if every shard is sent every event. Raises ConfigError where that cannot work."""
+def _is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
+    """Return True if every shard is sent every event. Raises ConfigError if that cannot work."""
     broadcast = several_keys and options.shards != 1 and options.scope is None
     if broadcast and options.shards is None:
         raise ConfigError(
-            "shards=None routes by key, and these operations have several keys: give a number of shards, or scope="
+            "shards=None routes by key, but these operations have several keys: give a number of shards, or scope="
         )
     if broadcast and options.orphans != "none":
         raise ConfigError(
-            f"orphans={options.orphans!r}, and these operations have several keys: each shard gets all events, and "
-            "none can find out that no other has the operation; give scope= or shards=1"
+            f"orphans={options.orphans!r} cannot work if operations have several keys: each shard gets all events, and "
+            "no shard knows if another one has the operation; give scope= or shards=1"
         )
     return broadcast
 
 
-def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
-    """The operations' columns, and the outcome's with what it carries of events. Raises ConfigError for equal names."""
+def _outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
     evidence = [] if carried is None else event_fields(options, carried)
-    added = [*OUTCOME.fields, *evidence, *(OF_ORPHANS.fields if options.orphans != "none" else ())]
+    orphans = from_arrow_schema(pa.schema(ORPHAN_FIELDS)).fields if options.orphans != "none" else ()
+    added = [*OUTCOME.fields, *evidence, *orphans]
     names = [options.prefix + field.name for field in added]
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
@@ -91,12 +88,11 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried:
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from the types of both inputs' columns."""
+    """The engine's spec, and other properties that follow from the types of both inputs' columns."""
 
     spec: EngineSpec
-    """What the engine of each shard does."""
     several_keys: bool
-    """An operation may have several keys."""
+    """True if an operation may have several keys."""
     schema: T.StructType
     """The columns of the outcomes."""
     is_broadcast: bool
@@ -110,13 +106,13 @@ def plan_for(
     event_names: Sequence[str],
     case_sensitive: bool = False,
 ) -> Plan:
-    """Return what follows from the columns: ``schema`` of the operations, ``event_names`` of the completions.
+    """Return the plan for the columns: ``schema`` of the operations, ``event_names`` of the completions.
 
-    Without ``type_of_event`` nothing is known of the completions. Raises ConfigError for columns that do not fit.
+    Without ``type_of_event`` the completions are unknown. Raises ConfigError for columns that do not fit.
     """
     columns = columns_of(schema, case_sensitive)
     carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive)
-    outcomes = outcome_schema(options, schema, carried)
+    outcomes = _outcome_schema(options, schema, carried)
     for name in set(options.operations.names_of("exclude")) - set(schema.names):
         raise not_a_column("operations.exclude", name, schema.names)
     number = field_types.number_of(type_of, type_of_event, options)
@@ -126,7 +122,7 @@ def plan_for(
     has_scope, names_ids = options.scope is not None, options.completions.operation_id is not None
     own_id, own_keys = options.operations.id, options.operations.keys
     is_id = isinstance(own_id, str) and isinstance(own_keys, str) and own_id == own_keys
-    check_quorum(options.criterion, own_keys, several)
+    _check_quorum(options.criterion, own_keys, several)
     spec = EngineSpec(
         criterion=options.criterion,
         final=options.emit == "final",
@@ -153,14 +149,13 @@ def plan_for(
         max_pending=options.max_pending_per_shard,
         max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
-    return Plan(spec, several, outcomes, is_broadcast(options, several))
+    return Plan(spec, several, outcomes, _is_broadcast(options, several))
 
 
-def added_rejections() -> Column:
-    """The counters of a micro-batch by reason, those above 0: one aggregate, and in most micro-batches of no rows.
+def _added_rejections() -> Column:
+    """Return a micro-batch's counters above 0, by reason, as one aggregate.
 
-    Spark writes the source code of every sum that is observed anew in each task: 30 columns took a tenth of a small
-    micro-batch.
+    Spark generates the code of every observed sum again in each task: 30 columns took a tenth of a small micro-batch.
     """
     zeros = F.array(*(F.lit(0).cast("bigint") for _ in REJECTION_COUNTERS))
     rows = F.collect_list("rejections")
@@ -174,45 +169,46 @@ class Purgatory(PurgatoryOptions):
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
 
     Args:
-        operations: What waits.
-        completions: What completes it.
-        criterion: When an operation is complete: one of `spark_purgatory.criteria`.
-        emit: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to be met. "final"
-            holds it until no earlier event can come, so that the table does not depend on the order of arrival.
-        shards: Groups that operations are spread over by key. Choose it so that the state of a shard stays around 1 to
-            5 MB; the checkpoint fixes it. None gives every key a group of its own, for few and busy keys.
-        lookback: How long before its operation's created time an event still counts.
+        operations: The operations that wait.
+        completions: The events that complete them.
+        criterion: The condition of completion, one of `spark_purgatory.criteria`.
+        emit: With "early" an outcome is emitted in the micro-batch that first finds its criterion met. With "final" it
+            is held until no earlier event can arrive, so that the table does not depend on the order of arrival.
+        shards: The number of groups over which operations are spread by key. Choose it so that the state of a shard
+            stays around 1 to 5 MB. The checkpoint fixes it. With None every key is a group, for few and busy keys.
+        lookback: An event counts if it is at most this much earlier than its operation's created time.
         max_future: A time further ahead of processing time is rejected and does not move the watermark.
         tick: Resolution of deadlines, which are rounded up to it; at least 1 millisecond.
         prefix: Put before the names of the outcome's columns.
-        scope: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
-            value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
-            every shard is sent every event.
-        evidence: "all" gives outcomes an array ``events`` of all events that counted, up to ``resolved_at``, in the
-            order of their times; of EXPIRED operations too. An event is a struct like ``event``, which outcomes have
-            then, too: the event that decided (see `Completions`).
+        scope: A column that both inputs have, of a type allowed for keys. Keys and ids are unique within its value, and
+            it routes rows. So operations with several keys meet their events in one shard. Without it every shard is
+            sent every event.
+        evidence: With "all" outcomes have an array ``events`` of all events that counted, up to ``resolved_at``, in the
+            order of their times, for EXPIRED operations too. They also have ``event``, a struct with the event that
+            decided (see `Completions`).
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` is their number.
-        evidence_order: The order of events. "time" is by their times, and ``event`` is the one that decided. "value" is
-            by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
-            the first of these: with `criteria.until_deadline` the winning bid of an auction. It needs neither
-            ``evidence`` nor ``columns``.
-        orphans: Which events become ORPHAN rows: "none"; "control", control events that count for no operation; "all",
-            every event that counts for no operation, with the reason: late, already ended, not taken, past deadline,
-            no such operation, or rejected. With either the outcomes have the columns `schema.ORPHAN_COLUMNS` too.
+        evidence_order: The order of events. "time" sorts by their times, and ``event`` is the one that decided. "value"
+            sorts by `Completions.value`, the largest first and among equal ones the earliest, and ``event`` is the
+            first: with `criteria.until_deadline` the winning bid of an auction. "value" needs neither ``evidence`` nor
+            ``columns``.
+        orphans: The events that become ORPHAN rows: "none"; "control", control events that count for no operation;
+            "all", every event that counts for no operation, with the reason: late, already ended, not taken, past
+            deadline, no such operation, or rejected. With "control" and "all" outcomes also have the columns
+            `schema.ORPHAN_COLUMNS`.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
-        max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
+        max_broadcast_bytes: Bytes of packed events in a micro-batch that are sent to all shards; more stop the query.
         host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
-            micro-batch touches. "transformWithState" writes what arrived, and keeps the shards in the memory of
-            Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs
-            RocksDB as state store and protobuf. The checkpoint fixes the host.
+            micro-batch touches. "transformWithState" writes only the arrived rows, and keeps the shards in the memory
+            of Spark's workers, for many waiting operations and frequent micro-batches (docs/choosing.md). It needs
+            RocksDB as state store, and protobuf. The checkpoint fixes the host.
         max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
-            executor; shards beyond it are loaded from the checkpoint in each micro-batch.
-        name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
-            query's ``observedMetrics``. `gauges` gives how much waits in all.
+            executor. Other shards are loaded from the checkpoint in each micro-batch.
+        name: Name of the counters of each micro-batch (`schema.COUNTERS`, the changes in it) in the query's
+            ``observedMetrics``. `gauges` returns the totals.
 
     Raises:
-        ConfigError: A field has a wrong value; the message names it and the remedy.
+        ConfigError: A field has a wrong value. The message has its name and the remedy.
 
     Example::
 
@@ -239,19 +235,18 @@ class Purgatory(PurgatoryOptions):
         as_of: datetime | date | str | Column | None = None,
         heartbeats: bool = True,
     ) -> DataFrame:
-        """Outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
+        """Return the outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
         Args:
             operations: A stream or a batch DataFrame with the columns that `Operations` names. Inside foreachBatch it
-                is a batch of one micro-batch's rows, which are then decided by themselves: that is a warning.
-            completions: The same with the columns that `Completions` names; a stream if ``operations`` is one.
-            as_of: Batch only: decide as the stream would have with its watermark there, and leave out what is still
-                pending. Without it everything is decided. A datetime with a time zone is that instant. A text, a date
-                and a datetime without a time zone are wall-clock time in the session's time zone
-                (``spark.sql.session.timeZone``), whatever the zone of the Python process is. The watermark has
-                milliseconds: it is rounded down.
-            heartbeats: With ``idle_after``, whether each micro-batch has a heartbeat row, with the current time minus
-                ``idle_after``. Where a backlog is read in several micro-batches, after hours of downtime, unread rows
+                would have the rows of one micro-batch, which would be decided alone; this logs a warning.
+            completions: A DataFrame with the columns that `Completions` names; a stream if ``operations`` is one.
+            as_of: For batch DataFrames only: decide as a stream with its watermark at this time, and leave out pending
+                operations. Without it every operation is decided. A datetime with a time zone is that instant. A text,
+                a date and a datetime without a time zone are wall-clock time in the session's time zone
+                (``spark.sql.session.timeZone``), not in that of the Python process. It is rounded down to milliseconds.
+            heartbeats: With ``idle_after``, True gives each micro-batch a heartbeat row, with the current time minus
+                ``idle_after``. If a backlog is read in several micro-batches, after hours of downtime, unread rows
                 would then be late. So first run the query with False (and ``availableNow``) on the same checkpoint
                 until the backlog is read. A job that is started now and then does both each time.
 
@@ -261,8 +256,8 @@ class Purgatory(PurgatoryOptions):
             (docs/how-to/several_stages.md).
 
         Raises:
-            ConfigError: A column is missing or has a type that cannot be used, the inputs are a stream and a batch
-                DataFrame, or the outcome's columns have names that ``operations`` already has.
+            ConfigError: A column is missing or has a type that cannot be used, only one input is a stream, or
+                ``operations`` already has a column of the outcome.
 
         Example::
 
@@ -281,7 +276,7 @@ class Purgatory(PurgatoryOptions):
                 f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames"
             )
         if as_of is not None and operations.isStreaming:
-            raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
+            raise ConfigError("as_of is for batch DataFrames, but a stream has a watermark: leave as_of out")
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
         else:
@@ -310,12 +305,12 @@ class Purgatory(PurgatoryOptions):
         return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
-        # Outcomes of another purgatory have no watermark of their own whose delay could make room for those behind it.
+        # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.
         sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
         clock_delay_ms = max((watermark_ms(side) for side in sides), default=0)
         groups = by_shard(packed)
         if self.host == LOG_HOST:
-            # Checked first, for the import needs protobuf.
+            # The check comes first, because the import needs protobuf.
             check_log_host(packed.sparkSession)
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 
@@ -324,14 +319,14 @@ class Purgatory(PurgatoryOptions):
         else:
             check_blob_host(packed.sparkSession)
             results = blob_hosted(groups, stream_function(spec, self.shards, sent, clock_delay_ms))
-        # A micro-batch that touches no shard adds nothing: its sum is null.
+        # In a micro-batch that touches no shard a sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
         try:
-            return results.observe(self.name, *added, added_rejections())
+            return results.observe(self.name, *added, _added_rejections())
         except AnalysisException as error:
             if error.getCondition() != "DUPLICATED_METRICS_NAME":
                 raise
             raise ConfigError(
-                f"name={self.name!r} is taken: operations or completions are observed under it already, perhaps by "
-                "another purgatory: set another name="
+                f"name={self.name!r} is taken, because operations or completions are already observed under it, "
+                "perhaps by another purgatory: set another name="
             ) from error

@@ -1,10 +1,8 @@
-"""Warnings about a running query that only Spark's reports can show.
-
-They are of a watermark that does not move, of many late rows, and of state partitions that only cost.
+"""Warnings about a running query: a watermark that does not move, many late rows, state partitions that only cost.
 
 `Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch to it, with the counters of every
-purgatory in the query. Each warning comes once for a query. Not under Spark Connect: a listener there is a thread of
-the client that keeps its process alive until the listener is removed.
+purgatory in the query. Each warning is logged once for a query. Spark Connect gets no listener, because it would be a
+thread of the client that keeps its process alive.
 """
 
 from __future__ import annotations
@@ -26,33 +24,33 @@ from spark_purgatory.spark.storage.spark_access import cores_of
 
 LOG = logging.getLogger(__name__)
 STUCK_BATCHES = 3
-"""The watermark is made from the rows of earlier micro-batches: the first has none, the second may miss an input."""
+"""The watermark is that of the rows of earlier micro-batches: the first has none, the second may miss an input."""
 LATE_SHARE = 0.05
 FEWEST_LATE = 10
-"""Late rows of a micro-batch that are worth a warning, however few rows it has."""
+"""The fewest late rows of a micro-batch that cause a warning."""
 STUCK = (
-    "query %s: %d micro-batches brought rows and there is no watermark yet, so nothing expires. An input has brought "
-    "no row with a time so far. If it may be silent for long, set its idle_after=, which a query takes before its "
-    "first start alone; if its times lie ahead, look at max_future="
+    "query %s: %d micro-batches brought rows, but there is no watermark yet, so nothing expires. An input has had no "
+    "row with a time so far. If it may be silent for long, set its idle_after= before the first start of the query. If "
+    "its times are in the future, look at max_future="
 )
 LATE = (
-    "query %s, purgatory %s: %d of %d rows of micro-batch %d came behind the watermark (%s), and may be decided "
-    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer watermark=: how far its "
-    "rows arrive out of order; for an input with outcomes_of=, as much as the watermark moves in one micro-batch (the "
-    "times of this one lie between %s and %s)"
+    "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "
+    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer watermark=, the time by "
+    "which its rows arrive out of order. For an input with outcomes_of= it is the time that the watermark moves in one "
+    "micro-batch (the times of this one are between %s and %s)"
 )
 CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils.call", "pyspark.sql.connect.streaming.worker.foreach_batch_worker.process")
 """Functions of PySpark that call the function given to foreachBatch."""
 OF_ONE_MICRO_BATCH = (
-    "resolve() is called inside foreachBatch: it decides the rows of this micro-batch by themselves, so an operation "
-    "whose event comes in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
+    "resolve() is called inside foreachBatch and decides the rows of this micro-batch alone, so an operation whose "
+    "event arrives in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
 )
 PIPELINES = "pyspark.pipelines."
-"""How the names of the modules begin that run the definitions of a declarative pipeline."""
+"""The beginning of the names of modules that run the definitions of a declarative pipeline."""
 IN_A_PIPELINE = (
-    "this pipeline keeps its state in Spark's 200 partitions, as it does not set %s: each micro-batch runs a task and "
-    "commits a state store for every one of them, and the checkpoint keeps the number. Add to the configuration of the "
-    'pipeline, before its first run: %s: "%d"'
+    "this pipeline keeps its state in Spark's 200 partitions, because it does not set %s. Each micro-batch runs a task "
+    "and commits a state store for every one of them, and the checkpoint keeps the number. Add to the configuration of "
+    'the pipeline, before its first run: %s: "%d"'
 )
 NO_ROCKSDB = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
 NO_CHANGELOG = re.compile(r"/state/\d+/\d+/\d+\.changelog does not exist")
@@ -60,7 +58,7 @@ NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 
 
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
-    """Have the session's queries watched. Warn of a setting that keeps deadlines from firing, refuse early expiry."""
+    """Watch the session's queries. Warns of settings that delay expiry, and refuses those that make it too early."""
     spark = stream.sparkSession
     requirements.check_streaming(spark.conf.get)
     if not is_remote() and spark not in _sessions:
@@ -75,13 +73,13 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
 
 
 def warn_inside_foreach_batch() -> None:
-    """Warn where a batch is what one micro-batch brought: where Spark's call of a user's function is being made."""
+    """Warn if Spark is calling a user's function with the rows of one micro-batch."""
     if _is_called_from(lambda name: name in CALLS_OF_FOREACH_BATCH):
         LOG.warning(OF_ONE_MICRO_BATCH)
 
 
 def _is_called_from(wanted: Callable[[str], bool]) -> bool:
-    """Return True if a function that is being called now has a wanted name, its module's in front."""
+    """Return True if a function with a wanted name, which includes its module, is being called now."""
     frame = inspect.currentframe()
     while frame is not None:
         if wanted(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"):
@@ -91,7 +89,7 @@ def _is_called_from(wanted: Callable[[str], bool]) -> bool:
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
-    """Return True if every micro-batch has rows: heartbeats of an input, or of the purgatory whose outcomes it is."""
+    """Return True if every micro-batch has rows: heartbeats of an input, or of an earlier purgatory's input."""
     for side in (options.operations, options.completions):
         first = side.outcomes_of
         if side.idle_after is not None or (isinstance(first, PurgatoryOptions) and _ticks(first)):
@@ -100,12 +98,10 @@ def _ticks(options: PurgatoryOptions) -> bool:
 
 
 class _QueryWatch(QueryListener):
-    """Looks at each progress report that has a purgatory's counters."""
-
     def __init__(self) -> None:
         self.cores: int | None = None
         self.shards: dict[str, int | None] = {}
-        """Of each purgatory, by name; of two with one name those of the last."""
+        """The shards of each purgatory by name. Of two with one name, the last counts."""
         self._stuck: dict[str, int] = {}
         self._warned: set[tuple[str, str]] = set()
 
@@ -168,4 +164,3 @@ def _received(counters: dict[str, Any]) -> int:
 
 _watch = _QueryWatch()
 _sessions: WeakSet[SparkSession] = WeakSet()
-"""Sessions whose queries are watched."""

@@ -1,11 +1,12 @@
-"""What a streaming DataFrame went through before it came to us, read from the plan that Spark explains.
+"""The operators that a streaming DataFrame has passed, read from the plan that Spark explains.
 
-Spark gives a query one watermark, and no watermark can move below an operator that waits for it. So a second watermark,
-or a stateful operator, in front of a purgatory can leave it without an outcome for ever, and Spark raises no error. The
-plan shows both however the stream was wrapped (alias, view, ``toDF``, ``mapInArrow``), and ``EXPLAIN`` gives its text
-under Spark Connect too. Names and literals in it may have line breaks. So the plan is explained twice, the second time
-one subquery deeper: lines of the tree move to the right, and lines of a literal stay. `Purgatory.resolve` writes into
-the plan what its query is (`with_query`), in an alias below its last step: it is in no schema, so in no table, and a
+Spark gives a query one watermark, which cannot move below an operator that waits for it. So a second watermark or a
+stateful operator before a purgatory can leave it without outcomes for ever, and Spark raises no error. The plan shows
+both, in any wrapping of the stream, and ``EXPLAIN`` works under Spark Connect too. Names and literals in it may have
+line breaks. So the plan is explained twice, the second time one subquery deeper: lines of the tree move to the right,
+and lines of a literal stay.
+
+`Purgatory.resolve` writes its query into the plan (`with_query`), in an alias that is in no schema and no table. So a
 checkpoint can be compared with it before the query starts (`queries_of`).
 """
 
@@ -31,15 +32,15 @@ from spark_purgatory.spark.operator.payload import schema_of, schema_text
 from spark_purgatory.spark.storage.spark_access import settings
 
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"
-"""The plan of a frame, then a node with a name that stands nowhere else."""
+"""The plan of a frame, then a node with a unique name."""
 IN_FULL: Mapping[str, str] = {
     "spark.sql.maxPlanStringLength": f"{2**31 - 16}b",
     "spark.sql.debug.maxToStringFields": "25",
     "spark.sql.redaction.string.regex": "(?!)",  # matches nothing
 }
-"""The settings that decide what EXPLAIN leaves out of a plan."""
+"""The settings with which EXPLAIN leaves nothing out of a plan."""
 NODE = re.compile(r"([ :]*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)", re.DOTALL)
-"""A node of a plan's tree: three characters for each level above it, ``~`` where it streams, its name, the rest."""
+"""A node of a plan's tree: three characters for each level above it, ``~`` if it streams, its name, the rest."""
 WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
 OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#", re.DOTALL)
 """A purgatory's counters, under its name."""
@@ -56,10 +57,10 @@ STATEFUL = {
     "TransformWithStateInPandas": "transformWithStateInPandas",
     "TransformWithStateInPySpark": "transformWithState",
 }
-"""Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
-keeps state and waits for none: behind it a purgatory has its outcomes in time."""
+"""Spark's stateful operators that may wait for a watermark: their names in a plan, and those that users know.
+dropDuplicates keeps state without waiting, so a purgatory after it has its outcomes in time."""
 AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
-"""Fields of a spec that JSON holds; ``SCHEMAS``: those that are schemas, and ``ROUTING``: those of a query."""
+"""Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
 ROUTING = ("shards", "host", "route")
 INSTEAD = dict.fromkeys(
@@ -80,31 +81,27 @@ class Node:
 
 @dataclass(frozen=True)
 class Query:
-    """What a purgatory's query is, as far as its checkpoint is concerned."""
+    """The properties of a purgatory's query that its checkpoint depends on."""
 
     spec: EngineSpec
     shards: int | None
     host: str
-    """The host, a value of `Purgatory.host`."""
     route: str = "key"
-    """What says to which shard an operation goes: its "key", its "id", or its "scope"."""
+    """The field that chooses an operation's shard: "key", "id" or "scope"."""
 
 
 def plan_of(frame: DataFrame) -> list[Node]:
-    """Return the nodes of a DataFrame's analyzed plan, each before those below it.
-
-    Raises ConfigError where Spark does not explain the whole plan.
-    """
-    # A literal in place of the columns: two of them may have one name, which no view can have.
+    """Return the nodes of a DataFrame's analyzed plan, from top to bottom. Raises ConfigError if Spark shortens it."""
+    # A literal replaces the columns, because two of them may have one name, which a view cannot have.
     one = frame.select(F.lit(1).alias("one"))
     spark = frame.sparkSession
-    # A declarative pipeline lets nobody set anything, and has Spark's own values.
+    # A declarative pipeline has Spark's own values, and no setting can be changed in it.
     with settings(spark, {name: value for name, value in IN_FULL.items() if (spark.conf.get(name) or value) != value}):
         lines, deeper = _explained(one, "{frame}"), _explained(one, "(SELECT * FROM {frame})")
     if not lines or len(deeper) != len(lines) + 2:
         raise ConfigError(
             "Spark does not explain the whole plan of the stream, so its watermark and its checkpoint cannot be "
-            "checked. Nothing was started. Look at what EXPLAIN EXTENDED prints for it"
+            "checked. Nothing was started: look at the output of EXPLAIN EXTENDED for it"
         )
     texts: list[str] = []
     for line, moved in zip(lines, deeper[2:], strict=True):
@@ -120,7 +117,7 @@ def plan_of(frame: DataFrame) -> list[Node]:
 
 
 def _explained(frame: DataFrame, source: str) -> list[str]:
-    """Return the lines of the analyzed plan of a query over a source; none where it is not complete."""
+    """Return the lines of the analyzed plan of a query over a source; none if it is not complete."""
     end = f"end_{uuid.uuid4().hex}"
     text = frame.sparkSession.sql(EXPLAIN.format(source, end), frame=frame).collect()[0][0]
     _, _, analyzed = text.partition("\n== Analyzed Logical Plan ==\n")
@@ -140,7 +137,7 @@ def _below(plan: Sequence[Node], at: int) -> Iterator[int]:
 
 
 def _keeps_state(plan: Sequence[Node], at: int) -> bool:
-    """Return True if a node of a stream keeps state between micro-batches; a join does if both of its sides stream."""
+    """Return True if a node of a stream keeps state between micro-batches. A join does if both of its sides stream."""
     below = list(_below(plan, at))
     if plan[at].name != "Join":
         return plan[at].name in STATEFUL and (plan[at].streams or any(plan[i].streams for i in below))
@@ -149,28 +146,23 @@ def _keeps_state(plan: Sequence[Node], at: int) -> bool:
 
 
 def check_inputs(operations: DataFrame, waits: Operations, completions: DataFrame, completes: Completions) -> None:
-    """Raise ConfigError where the watermark of a query over two streams could not move, or not as was said."""
-    check_input(operations, waits)
-    check_input(completions, completes)
+    """Raise ConfigError if an input has passed a stateful operator or a watermark, or ``outcomes_of`` is wrong."""
+    for frame, given in ((operations, waits), (completions, completes)):
+        _check_input(frame, given)
     if waits.outcomes_of is not None and completes.outcomes_of is not None:
         raise ConfigError(
-            "operations.outcomes_of and completions.outcomes_of: no input would have a watermark of its own: write the "
-            "outcomes of one of the two purgatories to a table, and read that table here"
+            "operations.outcomes_of and completions.outcomes_of are both set, so no input would have a watermark of "
+            "its own: write the outcomes of one of the two purgatories to a table, and read that table here"
         )
 
 
-def check_input(frame: DataFrame, given: Operations | Completions) -> None:
-    """Raise ConfigError where a stream went through what no watermark of ours can pass, or is not what was said.
-
-    That is a watermark, a stateful operator, or another purgatory than the one that ``outcomes_of`` names.
-    """
+def _check_input(frame: DataFrame, given: Operations | Completions) -> None:
     side, first, plan = type(given).__name__.lower(), given.outcomes_of, plan_of(frame)
-    _check_first(given, side)
     found, own = _purgatories(plan)
-    _check_said(found, given, side)
+    _check_outcomes_of(found, given, side)
     for node in (plan[i] for i in own if _keeps_state(plan, i)):
         raise ConfigError(
-            f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory behind it may "
+            f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory after it may "
             "wait for the watermark for ever: write the stream to a table, and read that table here in a query of its "
             f"own{INSTEAD.get(node.name, '')}"
         )
@@ -182,7 +174,7 @@ def check_input(frame: DataFrame, given: Operations | Completions) -> None:
 
 
 def _purgatories(plan: Sequence[Node]) -> tuple[dict[str, str], list[int]]:
-    """(hosts of the purgatories whose outcomes a plan holds, by name; positions of the nodes outside of these)."""
+    """Return (hosts of the purgatories whose outcomes a plan contains, by name; positions of the other nodes)."""
     found: dict[str, str] = {}
     own: list[int] = []
     inside: set[int] = set()
@@ -197,23 +189,17 @@ def _purgatories(plan: Sequence[Node]) -> tuple[dict[str, str], list[int]]:
     return found, own
 
 
-def _check_first(given: Operations | Completions, side: str) -> None:
-    """Raise ConfigError where Spark could not run another purgatory behind the one that ``outcomes_of`` names."""
-    if given.outcomes_of is None:
-        return
-    if (host := given.outcomes_of.host) != LOG_HOST:
+def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, side: str) -> None:
+    first = given.outcomes_of
+    if first is not None and first.host != LOG_HOST:
         raise ConfigError(
-            f"{side} are outcomes of a purgatory with host={host!r}, after which Spark runs no other in the query: "
-            "give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
+            f"{side} are outcomes of a purgatory with host={first.host!r}, after which Spark runs no other in the "
+            "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
         )
-    if given.idle_after is not None:
+    if first is not None and given.idle_after is not None:
         raise ConfigError(
             f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
         )
-
-
-def _check_said(found: dict[str, str], given: Operations | Completions, side: str) -> None:
-    first = given.outcomes_of
     for name, host in found.items():
         if first is not None and name == first.name:
             continue
@@ -224,13 +210,13 @@ def _check_said(found: dict[str, str], given: Operations | Completions, side: st
         raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
     if first is not None and first.name not in found:
         raise ConfigError(
-            f"{side}.outcomes_of names the purgatory {first.name!r}, and the stream does not come out of it: leave "
+            f"{side}.outcomes_of names the purgatory {first.name!r}, but the stream does not come out of it: leave "
             "outcomes_of= out, or give the stream that its resolve() returned"
         )
 
 
 def with_query(results: DataFrame, query: Query) -> DataFrame:
-    """The same rows; a stream made of them lets `queries_of` find the query again."""
+    """Return the same rows, in whose plan `queries_of` finds the query again."""
     spec = query.spec
     said = {
         "fingerprint": spec.fingerprint(),
@@ -243,7 +229,7 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
 
 
 def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
-    """Return the purgatories in a stream (`with_query`), the last first; ConfigError for none if one is needed."""
+    """Return the purgatories in a stream, the last first. Raises ConfigError if one is ``needed`` and missing."""
     found = []
     for node in plan_of(outcomes):
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):

@@ -1,8 +1,8 @@
-"""The number type of a query, and values and needs as columns of it: nothing is rounded but needs, and those up.
+"""The number type of a query, and columns of values and needs in this type.
 
-Values of decimals and bigints are compared and added up as they are; a need is rounded up to their digits, which
-changes no answer (`core.numbers`). A need that is a float or double there means the decimal that Spark writes it as:
-0.8 is 0.8. Nothing here raises under ANSI mode, whatever the rows hold.
+Values of decimals and bigints are compared and added up unchanged. A need is rounded up to their digits, which changes
+no answer (`core.numbers`). A need that is a float or double then means the decimal that Spark writes for it: 0.8 is
+0.8. No row raises an error under ANSI mode.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
 SMALL_TYPES = (T.ByteType, T.ShortType, T.IntegerType)
-"""Types whose values, and sums of them, are exact as doubles."""
+"""Types whose values and sums are exact as doubles."""
 DOUBLE_TYPES = (T.FloatType, T.DoubleType)
 Typed = tuple[Column, T.DataType]
 
 
 def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[str, T.DataType]) -> str:
-    """The type in which values and needs are compared; ``needs``: types of the columns that bring needs, by field.
+    """Return the type in which values and needs are compared; ``needs``: types of the columns of needs, by field.
 
-    Doubles, too, where both are exact as doubles: ints of up to 32 bits. Raises ConfigError naming field and remedy.
+    It is double if both are exact as doubles: ints of up to 32 bits. Raises ConfigError naming field and remedy.
     """
     if not criterion.reads_values or not isinstance(value, T.NumericType) or isinstance(value, DOUBLE_TYPES):
         return DOUBLE
@@ -51,7 +51,7 @@ def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[
 
 
 def level_type(kind: T.DataType) -> T.DataType:
-    """The type of a need, or of the levels in a map."""
+    """Return the type of a need, or of the levels in a map."""
     return kind.valueType if isinstance(kind, T.MapType) else kind
 
 
@@ -68,7 +68,7 @@ def _double_will_do(criterion: Criterion | ByRow, kinds: Mapping[str, T.DataType
 
 
 def value_column(value: Column, kind: T.DataType, number: str, is_added: bool) -> Column:
-    """Values as the engine takes them; those that are not ``is_added`` up or compared are the seconds of extensions."""
+    """Return values as the engine takes them. Without ``is_added`` they are only the seconds of extensions."""
     exact = number != DOUBLE or not is_added
     if exact and isinstance(kind, T.DecimalType):
         return value
@@ -78,7 +78,7 @@ def value_column(value: Column, kind: T.DataType, number: str, is_added: bool) -
 def need_columns(
     needs: Mapping[str, Typed], keys: Column | list[Column], several: bool, number: str
 ) -> dict[str, Column]:
-    """Each operation's need, and its level at each of its ``keys``: columns, or one that may hold several."""
+    """Return each operation's need, and its level at each of its ``keys``: columns, or one that may have several."""
     need, levels = _converted(needs, keys, several, lambda need, _: need.try_cast("double"))
     if number == DOUBLE:
         return {"need": need, "levels": levels}
@@ -106,7 +106,7 @@ def _converted(
 
 
 def _rounded_up(need: Column, kind: T.DataType, number: str) -> Column:
-    """A need rounded up to the digits of the number type, null where it is none or does not fit a decimal of those."""
+    """Round a need up to the digits of the number type; null if it is null or does not fit such a decimal."""
     scale = scale_of(number)
     assert scale is not None, "bug: doubles are not rounded"
     if isinstance(kind, T.DecimalType) and kind.scale > scale:
@@ -117,7 +117,7 @@ def _rounded_up(need: Column, kind: T.DataType, number: str) -> Column:
 
 
 def _double_rounded_up(need: Column, scale: int) -> Column:
-    """A double is written in 17 digits: where one of them is cut off, the number has room for a carry."""
+    """Round a double up. It is written in 17 digits, so if one of them is cut off, there is room for a carry."""
     nearest = need.try_cast(f"decimal({LARGEST_SCALE},{scale})")
     room = f"decimal({LARGEST_SCALE - 1},{scale})"
     next_up = F.try_add(nearest.try_cast(room), F.lit(f"{Decimal(1).scaleb(-scale):f}").cast(room))
