@@ -1,4 +1,4 @@
-"""The Spark host: the only place that imports pyspark. DataFrames only, so that it runs under Spark Connect too."""
+"""The Spark host, with DataFrames only, so that it runs under Spark Connect too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_release(pyspark_version: str) -> None:
     major = re.match(r"\d+", pyspark_version)
     if major is not None and int(major[0]) < OLDEST_SPARK:
         raise ConfigError(
-            f"pyspark is {pyspark_version}, and spark_purgatory needs {OLDEST_SPARK}.0 or later: "
+            f"pyspark is {pyspark_version}, but spark_purgatory needs {OLDEST_SPARK}.0 or later: "
             "pip install 'spark-purgatory[spark]', or run it on a cluster with Spark 4"
         )
 
@@ -25,6 +25,6 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "pyspark":
         raise
-    missing = "spark_purgatory runs on Spark, and there is no module 'pyspark': pip install 'spark-purgatory[spark]'"
+    missing = "spark_purgatory runs on Spark, but the module 'pyspark' is missing: pip install 'spark-purgatory[spark]'"
     raise ModuleNotFoundError(missing, name="pyspark") from error
 check_release(_release)

@@ -1,4 +1,4 @@
-"""What is within a type: the elements of an array, the keys and values of a map, the fields of a struct."""
+"""The parts of a type: the elements of an array, the keys and values of a map, the fields of a struct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 
 def within(kind: T.DataType) -> list[tuple[str, T.DataType]]:
-    """The types within a type, by their names."""
+    """Return the names and types of a type's parts."""
     if isinstance(kind, T.StructType):
         return [(field.name, field.dataType) for field in kind.fields]
     if isinstance(kind, T.ArrayType):
@@ -20,7 +20,7 @@ def within(kind: T.DataType) -> list[tuple[str, T.DataType]]:
 
 
 def merged(one: T.StructType, other: T.StructType) -> T.StructType:
-    """Columns, and behind them those that they lack of others; so with their fields, at every depth."""
+    """Return columns followed by those that only the other has; their fields likewise, at every depth."""
     more = {field.name.lower(): field for field in other.fields}
     kinds = [(field, more.pop(field.name.lower(), field).dataType) for field in one.fields]
     fields = [T.StructField(field.name, _merged(field.dataType, kind)) for field, kind in kinds]
@@ -37,7 +37,7 @@ def _merged(one: T.DataType, other: T.DataType) -> T.DataType:
 
 
 def by_name(held: T.StructType, wanted: T.StructType, get: Callable[[str], Column]) -> list[Column]:
-    """The columns, or fields, of ``wanted`` from those that are held, by name at every depth: null where one lacks."""
+    """Return the columns or fields of ``wanted`` by name at every depth; null if they are not ``held``."""
     kinds = {field.name.lower(): field for field in held.fields}
     columns = []
     for field in wanted.fields:

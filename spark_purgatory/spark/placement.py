@@ -1,9 +1,8 @@
-"""Which Spark partition a shard's group lands in, and how many partitions there are.
+"""The Spark partition of a shard's group, and the number of partitions.
 
-Spark sends group key g to partition ``murmur3(g) mod n``. Small ints as keys would pile up by chance (8 shards on 8
-partitions leave 2 or 3 idle on average). murmur3 of an int is a bijection, so every shard gets the int whose hash *is*
-the shard's number: shard s lands in partition s mod n, whatever n is, and the labels do not depend on a setting that
-may differ after a restart.
+Spark sends group key g to partition ``murmur3(g) mod n``. Small ints as keys would collide by chance: 8 shards on 8
+partitions leave 2 or 3 idle on average. murmur3 of an int is a bijection, so every shard gets the int whose hash *is*
+its number. Then shard s is in partition s mod n for every n, and no label depends on a setting of the session.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PARTITIONS = "spark.sql.shuffle.partitions"
-"""The setting from which a query takes the number of its state partitions at its first start, for good."""
+"""The setting that fixes the number of a query's state partitions at its first start."""
 SEED = 42
 C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
 GROUPS_A_CORE = 2
-"""Partitions for each core where every key is a group: their hashes are spread by chance, and a core that ends early
-takes another partition."""
+"""Partitions for each core if every key is a group. Hashes spread them by chance, so a free core takes another one."""
 
 
 def state_partitions(shards: int | None, cores: int | None) -> int | None:
-    """Return how many state partitions a query should begin with; None leaves it to Spark.
+    """Return the number of state partitions for a query's first start; None leaves it to Spark.
 
     Each one is a task and a state store in every micro-batch, for as long as the checkpoint lives. More than ``shards``
-    would be empty, and more than the ``cores`` that there may ever be would not run at the same time. None of these
-    is "unknown": a cluster that grows must not find its work in too few partitions.
+    would be empty, and more than the ``cores`` that there may ever be would not run at the same time. ``cores`` is None
+    if a cluster may grow: it must not find its work in too few partitions.
     """
     if shards is None:
         return None if cores is None else GROUPS_A_CORE * cores
@@ -34,13 +32,13 @@ def state_partitions(shards: int | None, cores: int | None) -> int | None:
 
 
 def most_shards(shards: Iterable[int | None]) -> int | None:
-    """Return the most shards of the purgatories in a query, whose state partitions are as many for each."""
+    """Return the most shards of a query's purgatories, which have the same number of state partitions."""
     each = list(shards)
     return None if None in each else max(number or 0 for number in each)
 
 
 def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
-    """Return what a user should know of state partitions of which more than half only cost; "" if they are fewer."""
+    """Return a warning if more than half of the state partitions only cost, else ""."""
     useful = state_partitions(shards, cores)
     if useful is None or partitions <= 2 * (shards or useful):
         return ""
@@ -55,7 +53,7 @@ def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
 
 
 def shard_label(shard: int) -> int:
-    """The int (signed, 32 bits) whose Spark hash is ``shard``."""
+    """Return the int (signed, 32 bits) whose Spark hash is ``shard``."""
     h = shard % WORD
     # fmix, backwards
     h ^= h >> 16

@@ -125,17 +125,17 @@ def test_releases_before_4_are_refused_by_name() -> None:
     check_release("4.0.0")
     check_release("4.2.0.dev0")
     check_release("5.0.0")
-    with pytest.raises(ConfigError, match=r"pyspark is 3\.5\.6, and spark_purgatory needs 4\.0 or later"):
+    with pytest.raises(ConfigError, match=r"pyspark is 3\.5\.6, but spark_purgatory needs 4\.0 or later"):
         check_release("3.5.6")
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("__version__ = '3.5.6'", "ConfigError: pyspark is 3.5.6, and spark_purgatory needs 4.0 or later"),
+        ("__version__ = '3.5.6'", "ConfigError: pyspark is 3.5.6, but spark_purgatory needs 4.0 or later"),
         (
             "raise ModuleNotFoundError('gone', name='pyspark')",
-            "there is no module 'pyspark': pip install 'spark-purgatory[spark]'",
+            "the module 'pyspark' is missing: pip install 'spark-purgatory[spark]'",
         ),
     ],
 )

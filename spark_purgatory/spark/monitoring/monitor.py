@@ -1,8 +1,7 @@
-"""`monitor`: samples of a running query, given to reporters.
+"""`monitor`: samples of a running query for reporters.
 
-Spark calls the listener after each micro-batch. What waits in all is not in its report, because a micro-batch calls
-only the shards that it touches: `gauges` reads it from the checkpoint at intervals, in a thread of its own, so that
-neither the query nor the listener waits for it.
+Spark calls the listener after each micro-batch. Its report has no totals, because a micro-batch calls only the shards that
+it touches. `gauges` reads them from the checkpoint at intervals, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
-"""Faults of reading the state: the query goes on, and so do its other metrics."""
+"""Errors in reading the state that stop neither the query nor its other metrics."""
 COUNTED: dict[str, tuple[str, Labels]] = {
     "batches": ("batches_total", ()),
     "received": ("operations_received_total", ()),
@@ -41,7 +40,7 @@ COUNTED: dict[str, tuple[str, Labels]] = {
     **{name: (f"{name}_total", ()) for name in ("events_received", "events_late", "operations_late")},
     **{f"events_rejected_{reason}": ("events_rejected_total", (reason,)) for reason in EVENT_REJECTIONS},
 }
-"""Counters of a micro-batch and the metric that adds them up; "batches" is 1 of each."""
+"""Counters of a micro-batch, and the metric that adds them up. "batches" is 1 in each micro-batch."""
 
 
 def monitor(
@@ -53,16 +52,16 @@ def monitor(
 ) -> QueryMonitor:
     """Give a sample of a running query to each reporter after every micro-batch, until the query ends.
 
-    Counters include the micro-batches that ended before, as far as Spark still reports them: the last 100
+    Counters include earlier micro-batches that Spark still reports: the last 100
     (``spark.sql.streaming.numRecentProgressUpdates``). If there is one, the first sample is given at once.
 
     Args:
-        query: What ``write_stream`` or ``writeStream.start()`` returned.
+        query: The query that ``write_stream`` or ``writeStream.start()`` returned.
         reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.json_lines`,
-            `metrics.progress`, or your own. One that raises is logged, and the query goes on.
+            `metrics.progress`, or your own. An error in one is logged, and the query goes on.
         checkpoint: The query's ``checkpointLocation``, from which the metrics of the state are read. That of a
-            `RecordAccumulator` is known; without one these metrics are left out.
-        gauges_every: How often they are read. It is a Spark job over the whole state.
+            `RecordAccumulator` is known. Without one these metrics are left out.
+        gauges_every: The interval between reads of these metrics, which are Spark jobs over the whole state.
         name: The purgatory's ``name``, under which its counters are observed.
 
     Returns:
@@ -84,7 +83,7 @@ def monitor(
 
 
 class QueryMonitor(QueryListener):
-    """Samples of one query; made by `monitor`."""
+    """Takes the samples of one query. `monitor` makes it."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class QueryMonitor(QueryListener):
             query.told.append(self._measured)
         with self._taking:
             self._spark.streams.addListener(self)
-            # Asked before the reports: those of a query that has ended by now are complete.
+            # This is read before the reports, which are complete if the query has ended by now.
             has_ended = not query.isActive
             earlier = [progress for progress in query.recentProgress if _ran(progress)]
             for progress in earlier[:-1]:
@@ -122,15 +121,15 @@ class QueryMonitor(QueryListener):
         return f"<QueryMonitor of {self._label}: {state}, last micro-batch {self._last_batch}>"
 
     def stop(self) -> None:
-        """Take no more samples; called when the query ends."""
+        """Take no more samples. The end of the query calls it too."""
         if self._stopped:
             return
         self._stopped = True
-        # From a thread of its own: Spark waits for its listeners, and one that is called cannot be removed.
+        # A thread of its own, because Spark waits for its listeners, and cannot remove one that is being called.
         threading.Thread(target=self._spark.streams.removeListener, args=(self,), daemon=True).start()
 
     def onQueryProgress(self, event: Any) -> None:
-        """Take in the report of a micro-batch, unless it was taken in before."""
+        """Take in the report of a micro-batch once."""
         progress = event.progress
         if str(progress.runId) == self._run_id and _ran(progress):
             with self._taking:
@@ -177,11 +176,13 @@ class QueryMonitor(QueryListener):
             self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
 
     def _measured(self, values: Mapping[str, float]) -> None:
-        """Report what the sink has done since the last micro-batch, which may be after the query's end."""
+        """Report the sink's values since the last micro-batch, perhaps after the query's end."""
+        self._report_more(values, at_end=True)
+
+    def _report_more(self, values: Mapping[str, float], at_end: bool = False) -> None:
         with self._taking:
             if self.last is not None:
-                now_ms = time.time_ns() // 1_000_000
-                self._report(now_ms, dict(self.last.values) | _unlabelled(values), at_end=True)
+                self._report(time.time_ns() // 1_000_000, dict(self.last.values) | _unlabelled(values), at_end)
 
     def _report(self, now_ms: int, values: Mapping[str, Mapping[Labels, float]], at_end: bool = False) -> None:
         if self._stopped and not at_end:
@@ -194,7 +195,7 @@ class QueryMonitor(QueryListener):
                 LOG.warning("a reporter of query %s raised; the query goes on", self._label, exc_info=True)
 
     def _read_gauges(self, now_ms: int) -> None:
-        """Start to read them if it is time; one reading at a time."""
+        """Start a read if it is time and none is running."""
         if self._checkpoint is None or now_ms - self._gauges_ms < self._gauges_every_ms:
             return
         if self._reading.acquire(blocking=False):
@@ -204,22 +205,16 @@ class QueryMonitor(QueryListener):
     def _read(self, checkpoint: str) -> None:
         try:
             self._gauges = gauges(self._spark, checkpoint=checkpoint)
-            with self._taking:
-                if self.last is not None:
-                    values = dict(self.last.values) | _unlabelled(_of_gauges(self._gauges))
-                    self._report(time.time_ns() // 1_000_000, values)
+            self._report_more(_of_gauges(self._gauges))
         except FAULTS as error:
-            cause = sentence_of(error)
-            LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
+            said = "the state of query %s could not be read for its metrics: %s"
+            LOG.warning(said, self._label, sentence_of(error))
         finally:
             self._reading.release()
 
 
 def _session_of(query: StreamingQuery | AccumulatorQuery) -> SparkSession:
-    """The session that runs the query: a listener of another one hears nothing of it.
-
-    The active session may be another one, such as that in which a drain was made.
-    """
+    """Return the session that runs the query, because a listener of another one, such as a drain's, is not called."""
     active, usual = SparkSession.getActiveSession(), SparkSession.builder.getOrCreate()
     known = [session for session in (active, usual) if session is not None]
     return next((each for each in known if str(query.id) in (str(one.id) for one in each.streams.active)), known[0])
@@ -230,7 +225,7 @@ def _unlabelled(values: Mapping[str, float]) -> dict[str, Mapping[Labels, float]
 
 
 def _of_gauges(found: Gauges) -> dict[str, float]:
-    """Metrics of the state; ages and times are seen from the watermark."""
+    """Return the metrics of the state. Ages and times are measured at the watermark."""
     values: dict[str, float] = {
         name: found[name] for name in ("pending", "watched", "state_bytes", "shards", "largest_shard_state_bytes")
     }
@@ -244,12 +239,12 @@ def _of_gauges(found: Gauges) -> dict[str, float]:
 
 
 def _ran(progress: Any) -> bool:
-    """Whether a report is that of a micro-batch; Spark also reports that there was nothing to do."""
+    """Return True for a report of a micro-batch. Spark also reports that there was nothing to do."""
     return "addBatch" in progress.durationMs
 
 
 def lag_records(sources: Iterable[Any]) -> int | None:
-    """Kafka's records that were there when a micro-batch was planned, less those up to its end; None without Kafka."""
+    """Return Kafka's records that a micro-batch left unread when it was planned; None without Kafka."""
     behind = None
     for source in sources:
         if str(source.description).startswith("Kafka") and source.latestOffset and source.endOffset:
@@ -261,7 +256,7 @@ def lag_records(sources: Iterable[Any]) -> int | None:
 
 
 def offset_of(text: str) -> Any:
-    """A source's offset. Where a report comes as JSON, PySpark 4.0 and 4.1 write its offsets as Python does."""
+    """Return a source's offset. In a report from JSON, PySpark 4.0 and 4.1 write offsets as Python does."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -269,7 +264,7 @@ def offset_of(text: str) -> Any:
 
 
 def watermark_ms_of(text: str | None) -> int | None:
-    """The watermark of a progress report; None while there is none, which Spark writes as 1970."""
+    """Return the watermark of a progress report; None if there is none yet, which Spark writes as 1970."""
     if not text or text.startswith("1970-01-01T00:00:00.000"):
         return None
     return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)

@@ -1,1 +1,1 @@
-"""How folders of a storage are read through Spark: paths without wildcards, and what a query has committed."""
+"""Access to a storage through Spark: paths, settings, errors, and Spark's own files of a checkpoint."""

@@ -1,4 +1,4 @@
-"""Small requests to Spark: settings for a short time, reads that skip nothing."""
+"""Small requests to Spark: settings of a session or of one query, and their values."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from pyspark.sql import SparkSession
 
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 SMALL_QUERY: Mapping[str, str] = {
-    # A handful of rows: compiling and re-planning the query costs more than to run it (110 ms instead of 300).
+    # For a few rows, compiling and re-planning the query costs more than running it (110 ms instead of 300).
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
-    # Listing more than 32 folders is a job of one task for each folder, where 8 do.
+    # Listing more than 32 folders is a job of one task for each folder, but 8 tasks are enough.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-"""With format 2 each state has a name that only one run of the query uses, and Spark's commit says which ones count.
-With format 1 a run that has ended may still write its state, in the background, in place of that of the run after it.
-"""
+"""With format 2 each state has a name that only one run of the query uses, and Spark's commit lists those that count.
+With format 1 a run that has ended may still overwrite the state of the next run, in the background."""
 STRICT_FILES: Mapping[str, str] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-"""Options of a reader, which come before the session's settings of the same names: nothing is skipped silently."""
+"""Options of a reader that replace the session's settings of the same names, so that nothing is skipped silently."""
 
 
 def another_session(spark: SparkSession) -> SparkSession:
-    """A session with the settings of this one, for another thread: what one sets then is not the other's."""
+    """Return a session with the settings of this one, for another thread, which can change them alone."""
     new = spark.newSession()
     known = new.conf.getAll
     for name, value in spark.conf.getAll.items():
         if known.get(name) != value:
-            # What Spark refuses to set is the application's, and so the new session's too.
+            # A setting that Spark refuses is the application's, and so the new session's too.
             with suppress(AnalysisException):
                 new.conf.set(name, value)
     return new
@@ -41,9 +40,9 @@ def another_session(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a session for the duration of a block. Blocks of several threads may overlap.
+    """Change settings of a session for the duration of a block. Blocks of several threads may overlap.
 
-    The last of them to end puts back what was there before the first, unless somebody has set the value meanwhile.
+    The last block to end restores the value from before the first, unless somebody has set another one meanwhile.
     """
     ours = {name: (value,) for name, value in wanted.items()}
     held = _held.setdefault(spark, {})
@@ -58,7 +57,7 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
             for name, value in ours.items():
                 before, values = held.get(name, (None, []))
                 if not any(other is value for other in values):
-                    continue  # one before it was refused
+                    continue  # Spark refused one before it.
                 values[:] = [other for other in values if other is not value]
                 if not values:
                     del held[name]
@@ -73,10 +72,10 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a query that starts in the block, which has them for good, for it runs in a clone of the session.
+    """Change settings for a query that starts in the block. It keeps them, because it runs in a clone of the session.
 
-    What the session has set itself stays, and so does what it refuses to set, but the format of a checkpoint that is
-    there is its own. Queries start one after the other, so that none gets the settings of another.
+    Settings that the session has set, or refuses to set, stay as they are, except the format of a checkpoint. Queries
+    start one after the other, so that none gets the settings of another.
     """
     with _starting:
         free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or _is_free(spark, name, value)}
@@ -85,7 +84,7 @@ def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterato
 
 
 def _is_free(spark: SparkSession, name: str, value: str) -> bool:
-    """Return True if a session has no value of a setting and lets us set one."""
+    """Return True if a session has no value of a setting and accepts one."""
     try:
         if spark.conf.get(name, None) is not None:
             return False
@@ -96,10 +95,10 @@ def _is_free(spark: SparkSession, name: str, value: str) -> bool:
 
 
 def cores_of(spark: SparkSession) -> int | None:
-    """Return the cores that a session's tasks may have at most; None where that is not known.
+    """Return the most cores that a session's tasks may have; None if that is not known.
 
-    On this machine Spark says it, and a plan tells it under Spark Connect too. Executors of a cluster come later and
-    may become more. So there only what is configured counts: their cores, and the most of them that there may be.
+    For a local master a plan shows them, under Spark Connect too. A cluster's executors start later and may become
+    more, so only their configured cores and their configured maximum count.
     """
     if re.match(r"local(\[|$)", told(spark, "spark.master")):
         plan = spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
@@ -112,7 +111,7 @@ def cores_of(spark: SparkSession) -> int | None:
 
 
 def told(spark: SparkSession, name: str) -> str:
-    """Return a setting, "" where it is not set or this session may not say."""
+    """Return a setting, "" if it is not set or this session may not read it."""
     try:
         return spark.conf.get(name, None) or ""
     except PySparkException:
@@ -121,4 +120,4 @@ def told(spark: SparkSession, name: str) -> str:
 
 _changing, _starting = RLock(), RLock()
 _held: WeakKeyDictionary[SparkSession, dict[str, tuple[str | None, list[tuple[str]]]]] = WeakKeyDictionary()
-"""The settings that blocks hold now, by session: the value before them, and the blocks' values."""
+"""The settings that blocks have changed now, by session: the value before them, and the blocks' values."""

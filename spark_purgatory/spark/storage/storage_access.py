@@ -1,4 +1,4 @@
-"""Whether a table, a folder or a writable place exists, without an error in the log if it does not."""
+"""Reads and writes that find out if a table or a path exists and can be written, without an error in the log."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)
 
 
 def back_ticked(name: str) -> str:
-    """A name in back-ticks."""
+    """Return a name in back-ticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def sql_text(value: str) -> str:
-    """A text as a literal of SQL."""
+    """Return a text as a literal of SQL."""
     return "'" + value.replace("\\", r"\\").replace("'", r"\'") + "'"
 
 
 def described(spark: SparkSession, place: str) -> Row | None:
-    """Return what Delta says of ``place``, a table's name or the literal of a path; None if nothing is there.
+    """Return Delta's description of ``place``, a table's name or the literal of a path; None if nothing is there.
 
-    The format is None where a path is there and no table of Delta is.
+    The format is None if the path exists but is not a Delta table.
     """
     try:
         return spark.sql(f"DESCRIBE DETAIL {place}").select(*DETAILS).first()
@@ -42,13 +42,13 @@ def described(spark: SparkSession, place: str) -> Row | None:
 
 
 def absolute(spark: SparkSession, path: str) -> str:
-    """A path that begins at a root: Spark alone knows the folder that a relative one begins at."""
+    """Return a path that begins at a root. Only Spark knows the folder of a relative path."""
     scheme, authority, rest = split_uri(path)
     if scheme or authority or rest.startswith("/"):
         return path
     nowhere = f"{literal(path.rstrip('/'))}/{uuid4()}"
     try:
-        # Of two paths that are not there Spark logs nothing. Under Spark Connect they are looked for with the schema.
+        # Spark logs nothing if two paths are missing. Spark Connect looks for them when it needs the schema.
         _ = spark.read.text([nowhere, nowhere]).schema
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -64,7 +64,7 @@ def write_line(spark: SparkSession, path: str, line: str, mode: str) -> None:
 
 
 def write_nothing(spark: SparkSession, path: str, mode: str) -> None:
-    """Write no rows into a folder: an error if it cannot be written, else an empty folder, or nothing in a store."""
+    """Write no rows into a folder, to get an error if it cannot be written. An object store then has nothing."""
     nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
     writer = nothing.write.partitionBy("gone").mode(mode).option("partitionOverwriteMode", "static")
     writer.option(NO_SUCCESS_FILE, "false").text(path)

@@ -1,4 +1,4 @@
-"""What Spark raises, and what of it is the storage's fault. What a person may read of it is in `errors.sentence_of`."""
+"""Spark's errors, and those that are faults of a storage. `errors.sentence_of` has the text that a person may read."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ try:
     from py4j.protocol import Py4JJavaError
 
     JAVA_FAULTS: tuple[type[Exception], ...] = (Py4JJavaError,)
-except ModuleNotFoundError:  # pyspark-client speaks Spark Connect alone, and brings no py4j
+except ModuleNotFoundError:  # pyspark-client has only Spark Connect, without py4j.
     JAVA_FAULTS = ()
 SPARK_FAULTS: tuple[type[Exception], ...] = (PySparkException, *JAVA_FAULTS)
-"""`JAVA_FAULTS` where a file system's own exception comes through."""
+"""Errors of Spark. A file system's own exception is one of `JAVA_FAULTS`."""
 WRITE_FAULTS: tuple[type[Exception], ...] = (*SPARK_FAULTS, OSError)
 _NO_CLASS = r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
 _OUT_OF_REACH = re.compile(
     _NO_CLASS
     + r"|\b(?:AccessControl|AccessDenied|NoAuthWithAWS|UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception\b"
 )
-"""Errors of a session that does not reach its storage, whatever lies there."""
+"""Errors of a session that does not reach its storage. They say nothing about the stored files."""
 _LASTING = re.compile(
     _NO_CLASS
     + r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
     r"|DELTA_MISSING_NOT_NULL_COLUMN_VALUE|DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG)\b"
 )
-"""What a session says for as long as it lives. A constraint may be dropped, and a permission given, while we wait."""
+"""Errors that a session repeats for as long as it lives. Constraints and permissions may change while we wait."""
 DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
 _UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
 _PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io\.|ParquetDecodingException")
@@ -52,29 +52,29 @@ _STATE = re.compile(
 )
 STOPPED = "java.lang.InterruptedException"
 RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {START_OVER}"
-"""What to do where a query's state is missing or damaged."""
+"""The remedy if a query's state is missing or damaged."""
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Return True if a drain that failed so will fail in this session however often it is tried."""
+    """Return True if a drain that failed with this error will always fail in this session."""
     return not is_interruption(error) and _LASTING.search(str(error)) is not None
 
 
 def without_reach(error: BaseException) -> str | None:
-    """Return what to do where a session does not reach its storage: a jar, a permission or the network is missing.
+    """Return the remedy if a session does not reach its storage: a jar, a permission or the network is missing.
 
-    None where something else failed, and what lies in the storage may be damaged.
+    It is None if something else failed, and stored files may be damaged.
     """
     if _OUT_OF_REACH.search(str(error)) is None:
         return None
     return (
         "give the session what its storage needs: jars (spark.jars.packages), settings, permissions, the network. "
-        "Nothing says that what is stored is damaged: keep it"
+        "Keep the stored files: there is no sign that they are damaged"
     )
 
 
 def read_fault(error: BaseException) -> str | None:
-    """Why, in one line, a file could not be read; None if that is not what failed."""
+    """Return why a file could not be read, in one line; None if another fault is the cause."""
     text = str(error)
     if is_interruption(error):
         return None
@@ -89,7 +89,7 @@ def read_fault(error: BaseException) -> str | None:
 
 
 def state_fault(error: BaseException) -> StateError | None:
-    """The error to raise where a query's state could not be read; None if that is not what failed."""
+    """Return the error to raise if a query's state could not be read; None if another fault is the cause."""
     found = _STATE.search(str(error))
     if found is None or is_interruption(error):
         return None
@@ -101,10 +101,10 @@ def state_fault(error: BaseException) -> StateError | None:
 
 
 def out_of_batch(error: Exception) -> Exception:
-    """The error to raise out of foreachBatch in place of another one, without what caused it.
+    """Return the error to raise out of foreachBatch instead of another one, without its cause.
 
-    Spark looks for an interruption in Python's traceback by an expression that takes a frame of its stack for each
-    character behind the name of a Py4JJavaError (SPARK-39218). Java's pages there end in a StackOverflowError.
+    Spark looks for an interruption in Python's traceback with an expression that takes a stack frame for each character
+    after the name of a Py4JJavaError (SPARK-39218). Java's long stack trace there ends in a StackOverflowError.
     """
     if is_interruption(error):
         return InterruptedError("py4j.protocol.Py4JJavaError: An error occurred while calling: " + STOPPED)
@@ -115,7 +115,7 @@ def out_of_batch(error: Exception) -> Exception:
 
 @contextmanager
 def writing(what: str, folder: str) -> Iterator[None]:
-    """Name what could not be written. It may be there or not: only a restart can tell."""
+    """Raise StagingError, naming ``what`` could not be written. Only a restart finds out if it was."""
     try:
         yield
     except WRITE_FAULTS as error:
@@ -123,5 +123,5 @@ def writing(what: str, folder: str) -> Iterator[None]:
             raise
         raise StagingError(
             f"{what} could not be written below {folder}: {sentence_of(error)}. Nothing was lost, and staged rows "
-            "wait. Mend the storage of the checkpoint and start again"
+            "wait. Repair the storage of the checkpoint and start again"
         ) from error
