@@ -36,7 +36,7 @@ def run(spark: SparkSession, landing: Landing) -> StreamingQuery:
 def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path)
     checkpoint = str(landing.checkpoint)
-    with pytest.raises(ConfigError, match="is no checkpoint"):
+    with pytest.raises(ConfigError, match="is not a checkpoint"):
         gauges(spark, checkpoint=checkpoint)
     landing.add([operation(f"o{i}", deadline=300) for i in range(100)], [event("x", 1)])
     landing.add([], [event("o3", 2)])

@@ -253,7 +253,7 @@ def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp
         paid = PAID.resolve(operations, events)
         plain = operations.withColumn("resolved_at", F.col("created"))
         with pytest.raises(
-            ConfigError, match=r"operations\.outcomes_of names .*'payments', and the stream does not come"
+            ConfigError, match=r"operations\.outcomes_of names .*'payments', but the stream does not come"
         ):
             SHIPPED.resolve(plain, events)
         other = replace(SHIPPED, operations=replace(SHIPPED.operations, outcomes_of=replace(PAID, name="others")))

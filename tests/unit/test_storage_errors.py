@@ -49,7 +49,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("text", OUT_OF_REACH)
 def test_a_storage_out_of_reach_is_no_reason_for_a_new_checkpoint(text: str) -> None:
-    assert "keep it" in (without_reach(RuntimeError(text)) or "")
+    assert "Keep the stored files" in (without_reach(RuntimeError(text)) or "")
     fault = state_fault(RuntimeError(f"[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred\nCaused by: {text}"))
     assert fault is not None and "new checkpoint" not in str(fault)
 

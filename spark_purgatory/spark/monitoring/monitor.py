@@ -1,7 +1,7 @@
 """`monitor`: samples of a running query for reporters.
 
-Spark calls the listener after each micro-batch. Its report has no totals, because a micro-batch calls only the shards that
-it touches. `gauges` reads them from the checkpoint at intervals, in a thread of its own.
+Spark calls the listener after each micro-batch. Its report has no totals, because a micro-batch calls only the shards
+that it touches. `gauges` reads them from the checkpoint at intervals, in a thread of its own.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def without_reach(error: BaseException) -> str | None:
         return None
     return (
         "give the session what its storage needs: jars (spark.jars.packages), settings, permissions, the network. "
-        "Keep the stored files: there is no sign that they are damaged"
+        "Keep the stored files, because nothing shows that they are damaged"
     )
 
 
