@@ -94,7 +94,7 @@ def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> Non
     land(tmp_path, "completions", 0, "key", range(4))
     run_child(role, tmp_path)
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
-    assert "is no checkpoint" in seen["before"]
+    assert "is not a checkpoint" in seen["before"]
     assert (seen["after"]["pending"], seen["after"]["shards"]) == (6, 1)
     assert seen["pending"] == {str(n): "0 of 1" for n in range(4, 10)}
 
