@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
 
 
 class QueryListener(StreamingQueryListener):
-    """A `StreamingQueryListener` of which a subclass overrides what it needs, under Spark Connect too."""
+    """A `StreamingQueryListener` whose subclasses override only the calls they need, under Spark Connect too."""
 
     def _ignore(self, event: Any) -> None:
         pass

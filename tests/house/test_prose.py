@@ -17,7 +17,11 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if MADE.isdisjoint((path.name, path.parent.name))),
 ]
-PLAIN = ("*.py", *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")))
+PLAIN = (
+    *("*.py", "spark/*.py"),
+    *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")),
+    *(f"spark/{room}/*.py" for room in ("checkpoint", "host", "monitoring", "move", "operator", "storage")),
+)
 """Files of the package whose docstrings are checked."""
 OPENERS = re.compile(r"(?:Of|That of|Those|The same of) ")
 FIRST = re.compile(r"(?:What|Whether|How many) ")

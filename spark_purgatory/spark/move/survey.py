@@ -29,7 +29,7 @@ class ShardFacts:
     """The facts in one shard's state."""
 
     facts: dict[str, Any]
-    """Those of `FACTS`."""
+    """The values of `FACTS`."""
     tally: dict[str, Any]
     watermark_ms: int
     shards: int | None

@@ -101,7 +101,7 @@ class _QueryWatch(QueryListener):
     def __init__(self) -> None:
         self.cores: int | None = None
         self.shards: dict[str, int | None] = {}
-        """The shards of each purgatory by name. Of two with one name, the last counts."""
+        """The shards of each purgatory by name. If two have one name, the last counts."""
         self._stuck: dict[str, int] = {}
         self._warned: set[tuple[str, str]] = set()
 
