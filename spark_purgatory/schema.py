@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 
@@ -46,3 +48,12 @@ REJECTION_COUNTERS = (
 """Counts of ``rejected`` and ``events_rejected`` by reason. In ``observedMetrics`` those above 0 are one map,
 ``rejections``, because each column there costs every micro-batch a millisecond.
 """
+
+
+def rejected_text(rejected: int, received: int, rejections: Mapping[str, int]) -> str:
+    """Say how many events were rejected and why; ``rejections`` has the names of `REJECTION_COUNTERS`."""
+    # An event of a foreign key is counted, and nothing rejects it.
+    reasons = {each.reason: rejections.get(f"events_rejected_{each.name.lower()}", 0) for each in EventRejection}
+    del reasons[EventRejection.FOREIGN_KEY.reason]
+    why = [f"{reason}: {n:,}" for reason, n in sorted(reasons.items(), key=lambda each: -each[1]) if n]
+    return f"{rejected:,} of {received:,} events were rejected and complete nothing ({'; '.join(why)})"

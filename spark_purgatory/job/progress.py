@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.metrics.progress import COLUMNS, SHOWN_BATCHES, BatchLine, batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
@@ -39,26 +37,21 @@ STOPPING = "stopping within 10 s, then a drain"
 
 @dataclass
 class Totals:
-    """Sums over the batches of this run; ``pending`` starts at what the checkpoint held."""
+    """Sums over the micro-batches of this run; ``pending`` starts at what the checkpoint held."""
 
     pending: int = 0
     batches: int = 0
-    events: int = 0
-    events_rejected: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
-    event_rejections: Counter[EventRejection] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)
+    """All counters by name, with those of `REJECTION_COUNTERS`."""
 
-    def add(self, counters: Mapping[str, Any]) -> None:
-        """Take in one batch."""
-        received = counters.get("received") or 0
+    def add(self, counters: dict[str, Any]) -> None:
+        """Take in a micro-batch."""
+        self.counted.update(counters.pop("rejections", None) or {})
+        self.counted.update({name: count or 0 for name, count in counters.items()})
         decided = {status: count for status in STATUSES if (count := counters.get(status.lower()))}
-        self.events += counters.get("events_received") or 0
-        self.events_rejected += counters.get("events_rejected") or 0
-        reasons = counters.get("rejections") or {}
-        for reason in EventRejection:
-            self.event_rejections[reason] += reasons.get(f"events_rejected_{reason.name.lower()}", 0)
         self.batches += 1
-        self.pending += received - sum(decided.values())
+        self.pending += (counters.get("received") or 0) - sum(decided.values())
         self.by_status.update(decided)
 
 
@@ -191,4 +184,4 @@ class ProgressDisplay:
         for status, count in self.totals.by_status.items():
             text.append(status, style=COLOURS.get(status, "bright_black"))
             text.append(f" {count:,}   ")
-        return text if text else Text("no outcomes yet")
+        return Text("this run   ") + (text if text else Text("no outcomes yet"))

@@ -23,12 +23,12 @@ from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
-from spark_purgatory.job.progress import ProgressDisplay
+from spark_purgatory.job.progress import ProgressDisplay, Totals
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import Summary, file_sizes, print_summary, rejected_events, summarise, topic_line
+from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
@@ -86,9 +86,10 @@ def run(
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
         say(console, f"Stopped by {by} {when}; a rerun goes on from {config.checkpoint}.")
-    if rejected := rejected_events(progress.totals):
-        say(console, f"Warning: {rejected}.", style="yellow")
-    return _summarise(spark, config, sink, console) if config.summary else None
+    summary = _summarise(spark, config, sink, console, progress.totals) if config.summary else None
+    for text in warnings_of(progress.totals):
+        say(console, f"Warning: {text}.", style="yellow")
+    return summary
 
 
 def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, outcomes: DataFrame) -> Query:
@@ -134,19 +135,19 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay
 
 
 def _summarise(
-    spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, console: Console
+    spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, console: Console, totals: Totals
 ) -> Summary | None:
     tally = state_tally(spark, config.checkpoint) or JobTally()
     summary = None
     if sink is None:
-        say(console, f"Written to topic {config.output.topic}. {topic_line(tally)}")
+        say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
     elif not sink.table_exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None
     else:
         table = sink.read(spark)
         summary = summarise(table, tally, file_sizes(table), config.options().prefix)
-        print_summary(console, summary, str(sink))
+        print_summary(console, summary, str(sink), totals)
     if config.dead_letters is not None:
         say(console, f"Dead letters: {dead_letters.count(spark, config):,} in {config.dead_letters.path}")
     return summary

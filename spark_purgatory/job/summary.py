@@ -6,6 +6,7 @@ back from the checkpoint, and set against the rows of the table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -13,14 +14,16 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.job.progress import Totals
 from spark_purgatory.job.tally import JobTally
 from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.schema import rejected_text
+from spark_purgatory.spark.operator.query_watch import REJECTED_SHARE
 from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 NOTHING_LOST = "Nothing lost"
+BUT_REJECTED = "No operation is lost, but the events of this run were rejected"
 WRONG_SUM = "DOES NOT ADD UP, please report it with this line"
 
 
@@ -40,7 +43,7 @@ class Summary:
 
     @property
     def conserved(self) -> bool:
-        """Whether every operation received is decided or pending, and every decided one in the table."""
+        """True if every operation received is decided or pending, and every decided one is in the table."""
         tally = self.tally
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
 
@@ -64,8 +67,8 @@ def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: 
     )
 
 
-def print_summary(console: Console, summary: Summary, target: str) -> None:
-    """The tables a person reads."""
+def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:
+    """Print the tables that a person reads; ``totals`` are those of the run."""
     table = Table(title=f"Outcomes in {target}", title_justify="left")
     table.add_column("status")
     for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
@@ -81,36 +84,40 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     tally, outcomes = summary.tally, summary.outcomes
     where = "all in the table" if outcomes == tally.decided else f"{outcomes:,} in the table"
     counted = f"{tally.received:,} received = {tally.decided:,} with an outcome, {where} + {tally.pending:,} waiting"
-    say(console, f"{verdict(summary)}: {counted}")
+    say(console, f"{_sober(verdict(summary), totals)}: {counted}")
 
 
-def topic_line(tally: JobTally) -> str:
-    """What the checkpoint says of a job whose outcomes are in no table."""
+def topic_line(tally: JobTally, totals: Totals) -> str:
+    """Return the sums of a job that writes to a topic, from its checkpoint."""
     is_whole = tally.received == tally.decided + tally.pending
     return (
-        f"{NOTHING_LOST if is_whole else WRONG_SUM}: {tally.received:,} received = "
+        f"{_sober(NOTHING_LOST if is_whole else WRONG_SUM, totals)}: {tally.received:,} received = "
         f"{tally.decided:,} with an outcome + {tally.pending:,} waiting"
     )
 
 
-def rejected_events(totals: Totals) -> str:
-    """How many of a run's events were rejected and why, in one sentence; "" if none was."""
-    if not totals.events_rejected:
-        return ""
-    rejected = totals.events_rejected
-    is_one = rejected == 1
-    share = "All " * (rejected == totals.events and not is_one) + f"{rejected:,}"
-    # An event of a foreign key is counted, and nothing rejects it.
-    reasons = [
-        f"{reason.reason} ({count:,})"
-        for reason, count in totals.event_rejections.most_common()
-        if count and reason is not EventRejection.FOREIGN_KEY
-    ]
-    return (
-        f"{share} event{'s' * (not is_one)} of this run {'was' if is_one else 'were'} rejected, and complete"
-        f"{'s' * is_one} nothing: {'; '.join(reasons)}. If you did not expect this, compare key, time and value of "
-        "completions in the job's file with the rows of its source, or look at its dead letters"
-    )
+def _sober(said: str, totals: Totals) -> str:
+    """Return other words than `NOTHING_LOST` where nearly all events of the run were rejected."""
+    rejected, received = totals.counted["events_rejected"], totals.counted["events_received"]
+    return BUT_REJECTED if said == NOTHING_LOST and rejected and rejected >= REJECTED_SHARE * received else said
+
+
+def warnings_of(totals: Totals) -> Iterator[str]:
+    """The last lines of a run whose rows came late or were rejected."""
+    counted = totals.counted
+    if late := counted["events_late"] + counted["operations_late"]:
+        rows = counted["events_received"] + counted["received"]
+        yield (
+            f"In this run {late:,} of {rows:,} rows came behind the watermark (operations: "
+            f"{counted['operations_late']:,}, completions: {counted['events_late']:,}) and may be decided wrongly. "
+            "Give the late input a longer watermark"
+        )
+    if rejected := counted["events_rejected"]:
+        yield (
+            f"In this run {rejected_text(rejected, counted['events_received'], counted)}. If you did not expect this, "
+            "compare key, time and value of completions in the job's file with the rows of its source, or look at its "
+            "dead letters"
+        )
 
 
 def verdict(summary: Summary) -> str:

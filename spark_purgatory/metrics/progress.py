@@ -41,13 +41,13 @@ def batch_line(
     speed, took = f"{numbers[1] / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
     text = (
         f"{at.astimezone():%H:%M:%S} batch {batch}: {rows_in} rows in, {decided} decided, {waiting} waiting, "
-        f"{speed} rows/s, took {took}, watermark {time}{lag}, in all {_in_all(by_status)}"
+        f"{speed} rows/s, took {took}, watermark {time}{lag}, {_this_run(by_status)}"
     )
     return BatchLine((batch, rows_in, decided, waiting, speed, took, time), text)
 
 
-def _in_all(by_status: Mapping[str, float]) -> str:
-    return ", ".join(f"{status} {count:,.0f}" for status, count in by_status.items()) or "no outcomes yet"
+def _this_run(by_status: Mapping[str, float]) -> str:
+    return f"this run {', '.join(f'{status} {count:,.0f}' for status, count in by_status.items()) or 'no outcomes yet'}"
 
 
 class ProgressReporter:
@@ -87,7 +87,7 @@ class ProgressReporter:
         rows = [f"<th>{'</th><th>'.join(COLUMNS)}</th>"]
         rows += [f"<td>{'</td><td>'.join(line.cells)}</td>" for line in self._lines]
         table = "".join(f"<tr>{row}</tr>" for row in rows)
-        said = filter(None, (_in_all(_by_status(self._last)), self._drain))
+        said = filter(None, (_this_run(_by_status(self._last)), self._drain))
         return f"<b>{html.escape(self._last.query)}</b><table>{table}</table><p>{'<br>'.join(said)}</p>"
 
 

@@ -8,14 +8,19 @@ report as JSON, which is how `StreamingQuery.lastProgress` reads it, takes 1 to 
 from __future__ import annotations
 
 import json
-from typing import Any
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
     QueryProgressEvent,
     StreamingQueryListener,
     StreamingQueryProgress,
 )
+
+LOG = logging.getLogger(__name__)
 
 
 class QueryListener(StreamingQueryListener):
@@ -40,3 +45,37 @@ class _InOneCall(JStreamingQueryListener):
     def onQueryProgress(self, jevent: Any) -> None:
         report = json.loads(jevent.progress().json())
         self.pylistener.onQueryProgress(QueryProgressEvent(StreamingQueryProgress.fromJson(report)))
+
+
+class BatchListener:
+    """Spark's ``QueryExecutionListener``, which it calls after each action on a batch."""
+
+    PREFIX: ClassVar[str] = "spark_purgatory batch "
+    """The beginning of the names under which batches are observed; the plan of one action may have several."""
+    Java = type("Java", (), {"implements": ("org.apache.spark.sql.util.QueryExecutionListener",)})
+
+    def listen(self, spark: SparkSession) -> None:
+        """Hear of the actions of a session from now on."""
+        from py4j.protocol import Py4JError  # the client of Spark Connect has none
+        from pyspark import SparkContext
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        gateway: Any = SparkContext._gateway
+        ensure_callback_server_started(gateway)
+        try:
+            spark._jsparkSession.listenerManager().register(self)
+        except Py4JError:
+            LOG.debug("the platform does not allow a listener: batches are not watched", exc_info=True)
+
+    def on_batch(self, name: str, observed: Mapping[str, Any]) -> None:
+        """An action has ended whose plan is observed under a name of ours."""
+
+    def onSuccess(self, function: str, execution: Any, duration_ns: int) -> None:
+        """Find what was observed for us."""
+        observed = execution.observedMetrics()
+        for name in observed.keySet().mkString("\n").split("\n"):
+            if name.startswith(self.PREFIX):
+                self.on_batch(name, json.loads(observed.apply(name).json()))
+
+    def onFailure(self, function: str, execution: Any, exception: Any) -> None:
+        """Spark raises the error itself."""

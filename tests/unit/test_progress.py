@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from spark_purgatory.job.progress import ProgressDisplay
-from spark_purgatory.job.summary import Summary, print_summary
+from spark_purgatory.job.progress import ProgressDisplay, Totals
+from spark_purgatory.job.summary import Summary, print_summary, topic_line, warnings_of
 from spark_purgatory.job.tally import JobTally
 
 
@@ -70,7 +70,7 @@ def test_millions_are_whole_in_80_columns(console: Console) -> None:
         "1204", "1,234,567", "1,234,567", "9,876,543", "10,288", "120.0", "s", "2024-03-01", "08:04:58",
     ]  # fmt: skip
     assert max(map(len, lines)) <= 80 and not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
-    assert "COMPLETED 1,000,000   EXPIRED 234,567" in lines
+    assert "this run   COMPLETED 1,000,000   EXPIRED 234,567" in lines
     assert lines[-1] == "Spark's own output: spark.log"
 
 
@@ -105,7 +105,7 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d", old[:8])
     assert old[8:] == (
         " batch 0: 5 rows in, 2 decided, 3 waiting, 0 rows/s, took 120.0 s, watermark 2024-03-01 08:04:58 UTC, "
-        "in all COMPLETED 2"
+        "this run COMPLETED 2"
     )
     assert stops == "stopping within 10 s, then a drain"
     assert re.search(r"\d m?s behind the clock\), ", new)
@@ -122,7 +122,7 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
 def test_files_are_told_in_a_sentence(sizes: list[int], says: str, console: Console) -> None:
     summary = Summary({"COMPLETED": 101_000}, {}, sizes, JobTally(110_621, 101_000, 9_621))
     with console.capture() as shown:
-        print_summary(console, summary, "/lake/outcomes")
+        print_summary(console, summary, "/lake/outcomes", Totals())
     lines = [line.rstrip() for line in shown.get().splitlines()]
     assert says in lines
     end = " ".join(lines[lines.index(says) + 1 :])
@@ -138,13 +138,53 @@ def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> 
         (JobTally(12, 9, 2), "DOES NOT ADD UP, please report it with this line: 12 received"),
     ):
         with console.capture() as shown:
-            print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t")
+            print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t", Totals())
         assert says in " ".join(shown.get().split())
 
 
 def test_rows_of_orphans_are_no_operations_and_shares_add_up(console: Console) -> None:
     statuses = {"COMPLETED": 760, "EXPIRED": 240, "ORPHAN": 204}
     with console.capture() as shown:
-        print_summary(console, Summary(statuses, {}, [1], JobTally(1000, 1000, 0)), "table t")
+        print_summary(console, Summary(statuses, {}, [1], JobTally(1000, 1000, 0)), "table t", Totals())
     assert sum(map(float, re.findall(r"([\d.]+)%", shown.get()))) == 100.0
     assert "Beside them 204 ORPHAN rows: events that counted for no operation" in shown.get()
+
+
+def totals_of(**counters: Any) -> Totals:
+    """The totals of a run of two equal micro-batches."""
+    totals = Totals()
+    for _ in range(2):
+        totals.add(dict(counters))
+    return totals
+
+
+def test_a_run_whose_events_are_nearly_all_rejected_does_not_end_like_a_success(console: Console) -> None:
+    tally, bad = (
+        JobTally(10, 8, 2),
+        totals_of(
+            events_received=50,
+            events_rejected=49,
+            rejections={"events_rejected_null_time": 48, "events_rejected_null_key": 1},
+        ),
+    )
+    with console.capture() as shown:
+        print_summary(console, Summary({"EXPIRED": 8}, {}, [1], tally), "table t", bad)
+    words = " ".join(shown.get().split())
+    assert "Nothing lost" not in words + topic_line(tally, bad)
+    said = "No operation is lost, but the events of this run were rejected: 10 received = 8 with an outcome"
+    assert said in words and topic_line(tally, bad).startswith(said)
+    (warning,) = warnings_of(bad)
+    assert warning.startswith(
+        "In this run 98 of 100 events were rejected and complete nothing (the time is null: 96; the key is null: 2). If"
+    )
+    few = totals_of(events_received=50, events_rejected=1, rejections={"events_rejected_null_time": 1})
+    assert topic_line(tally, few).startswith("Nothing lost: ") and "2 of 100 events" in next(iter(warnings_of(few)))
+
+
+def test_rows_that_came_late_are_in_the_last_lines_of_a_run() -> None:
+    (late,) = warnings_of(totals_of(received=10, events_received=20, events_late=3, operations_late=None))
+    assert late == (
+        "In this run 6 of 60 rows came behind the watermark (operations: 0, completions: 6) and may be decided "
+        "wrongly. Give the late input a longer watermark"
+    )
+    assert list(warnings_of(totals_of(received=10, events_received=20))) == []

@@ -51,16 +51,16 @@ def printed(samples: Iterator[metrics.Sample], capsys: pytest.CaptureFixture[str
 def test_a_line_is_a_micro_batch_or_the_end_of_a_drain(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(recorded(), capsys)
     assert lines[0] == (
-        "batch 0: 20 rows in, 10 decided, 0 waiting, 1 rows/s, took 34.4 s, watermark none yet, in all COMPLETED 10"
+        "batch 0: 20 rows in, 10 decided, 0 waiting, 1 rows/s, took 34.4 s, watermark none yet, this run COMPLETED 10"
     )
     assert lines[1] == (
         "batch 2: 20 rows in, 10 decided, 0 waiting, 3 rows/s, took 7.8 s, watermark 2025-11-26 11:19:10 UTC "
-        "(2.0 h behind the clock), in all COMPLETED 20"
+        "(2.0 h behind the clock), this run COMPLETED 20"
     ), "batch 1 only passed the time"
     assert lines[3] == "drain 1 ended after 44.8 s: 10 rows in 1 file"
     assert "2 drains ended, the last after 26.4 s: 20 rows in 2 files" in lines
     assert ": 20 rows in, 10 decided, 12,000 waiting, " in lines[-2]
-    assert lines[-2].endswith("in all COMPLETED 280, EXPIRED 60")
+    assert lines[-2].endswith("this run COMPLETED 280, EXPIRED 60")
     ends = [re.findall(r"(?:^drain | ended.*: )(\d+)", line) for line in lines if line.startswith("drain ")]
     assert len(ends) == 16 and sum(int(rows) for _, rows in ends) == 320 - 20
 
@@ -100,7 +100,7 @@ def test_the_table_has_the_last_micro_batches_and_the_drain() -> None:
     assert [row[0] for row in rows] == ["30", "31", "32", "33", "34", "35", "36", "37"]
     assert rows[-1][1:6] == ["20", "10", "12,000", "1", "15.3 s"]
     said = "".join(page.find("p").itertext())  # type: ignore[union-attr]
-    assert said == "COMPLETED 280, EXPIRED 60" + "drain 18 ended after 16.0 s: 70 rows in 1 file"
+    assert said == "this run COMPLETED 280, EXPIRED 60" + "drain 18 ended after 16.0 s: 70 rows in 1 file"
 
 
 def test_a_notebook_gets_one_display_that_is_updated(

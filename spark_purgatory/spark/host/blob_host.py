@@ -70,7 +70,7 @@ def batch_function(
         engine = EventTimePurgatory(spec)
         outcomes = take_step(engine, calls.step_of(calls.rows_in([frame]), 0, broadcast))
         outcomes += take_step(engine, Step(END_OF_TIME_MS if as_of_ms is None else as_of_ms))
-        return _result(outcomes, calls.counts_of(engine.outcomes.tally), 0)
+        return _result(outcomes, calls.counts_of(engine.outcomes.tally), 0).assign(shard=frame["shard"].iloc[0])
 
     return on_group
 

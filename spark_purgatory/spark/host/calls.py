@@ -19,6 +19,8 @@ from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, to_blob
 RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS) + ", rejections array<bigint>"
 """A call's row: its packed outcomes, its counters, and those of `REJECTION_COUNTERS`, null if all of them are 0."""
 
+BATCH_DDL = f"{RESULT_DDL}, shard bigint"
+
 
 @dataclass(frozen=True)
 class Broadcast:

@@ -23,7 +23,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.blob_host import batch_function, blob_hosted, stream_function
-from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
+from spark_purgatory.spark.host.calls import BATCH_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, unpacker
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator import field_types
@@ -32,7 +32,7 @@ from spark_purgatory.spark.operator.evidence import carried_schema, event_fields
 from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
-from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch
+from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch, watch_batch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
 OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
@@ -302,7 +302,8 @@ class Purgatory(PurgatoryOptions):
             return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
-        return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
+        results = packed.groupBy("shard").applyInPandas(decided, BATCH_DDL)
+        return watch_batch(results, self.shards, plan.is_broadcast).mapInArrow(unpack, schema).drop(*exclude)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.

@@ -1,25 +1,29 @@
-"""Warnings about a running query: a watermark that does not move, many late rows, state partitions that only cost.
+"""Warnings about a query: a still watermark, many late rows, events that are all rejected, needless state partitions.
 
-`Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch to it, with the counters of every
-purgatory in the query. Each warning is logged once for a query. Spark Connect gets no listener, because it would be a
-thread of the client that keeps its process alive.
+`Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch, and each action on a batch, to it,
+with the counters of every purgatory in the query. Each warning is logged once for a query. Spark Connect gets no
+listener, because it would be a thread of the client that keeps its process alive.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
+from pyspark.sql import functions as F
 
 from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.schema import REJECTION_COUNTERS, rejected_text
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
-from spark_purgatory.spark.query_listener import QueryListener
+from spark_purgatory.spark.query_listener import BatchListener, QueryListener
 from spark_purgatory.spark.storage.spark_access import cores_of
 
 LOG = logging.getLogger(__name__)
@@ -38,6 +42,11 @@ LATE = (
     "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer watermark=, the time by "
     "which its rows arrive out of order. For an input with outcomes_of= it is the time that the watermark moves in one "
     "micro-batch (the times of this one are between %s and %s)"
+)
+REJECTED_SHARE = 0.9
+REJECTED = (
+    "%s: %s. Compare key=, time= and value= of Completions with the rows: they may name a wrong column, hold nulls, or "
+    "lie further ahead than max_future="
 )
 CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils.call", "pyspark.sql.connect.streaming.worker.foreach_batch_worker.process")
 """Functions of PySpark that call the function given to foreachBatch."""
@@ -103,6 +112,8 @@ class _QueryWatch(QueryListener):
         self.shards: dict[str, int | None] = {}
         """The shards of each purgatory by name. If two have one name, the last counts."""
         self._stuck: dict[str, int] = {}
+        self._events: dict[tuple[str, str], Counter[str]] = {}
+        """The events that each purgatory of a run received and rejected so far."""
         self._warned: set[tuple[str, str]] = set()
 
     def onQueryProgress(self, event: Any) -> None:
@@ -117,6 +128,7 @@ class _QueryWatch(QueryListener):
             self._look_at_watermark(progress, counted)
             for name, counters in counted.items():
                 self._look_at_late_rows(progress, name, counters)
+                self._look_at_rejections(progress, name, counters)
 
     def onQueryTerminated(self, event: Any) -> None:
         run = str(event.runId)
@@ -125,6 +137,7 @@ class _QueryWatch(QueryListener):
         if NO_CHANGELOG.search(event.exception or ""):
             LOG.error("query %s: %s", event.id, requirements.other_format("2"))
         self._stuck.pop(run, None)
+        self._events = {of: counts for of, counts in self._events.items() if of[0] != run}
         self._warned = {warned for warned in self._warned if warned[0] != run}
 
     def _look_at_partitions(self, progress: Any, counted: dict[str, dict[str, Any]]) -> None:
@@ -151,6 +164,16 @@ class _QueryWatch(QueryListener):
         times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
         LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
 
+    def _look_at_rejections(self, progress: Any, name: str, counters: dict[str, Any]) -> None:
+        run = str(progress.runId)
+        events = self._events.setdefault((run, name), Counter())
+        events.update(received=counters["events_received"] or 0, rejected=counters["events_rejected"] or 0)
+        events.update(counters.get("rejections") or {})
+        rejected, received = events["rejected"], events["received"]
+        if rejected and rejected >= REJECTED_SHARE * received and self._is_first(run, f"rejections of {name}"):
+            where = f"query {progress.name or progress.id}, purgatory {name}, up to micro-batch {progress.batchId}"
+            LOG.warning(REJECTED, where, rejected_text(rejected, received, events))
+
     def _is_first(self, run: str, what: str) -> bool:
         if (run, what) in self._warned:
             return False
@@ -162,5 +185,42 @@ def _received(counters: dict[str, Any]) -> int:
     return (counters["received"] or 0) + (counters["events_received"] or 0)
 
 
+class _BatchWatch(BatchListener):
+    """Warns once for each `Purgatory.resolve` of a batch in which every event was rejected."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def on_batch(self, name: str, observed: Mapping[str, Any]) -> None:
+        shards = observed.get("shards")
+        if observed.get("taken") != 0 or not shards or name in self._warned:
+            return
+        self._warned.add(name)
+        counts = [sum(values) for values in zip(*(shard["rejections"] for shard in shards), strict=True)]
+        rejected = sum(shard["events_rejected"] for shard in shards)
+        text = rejected_text(rejected, rejected, dict(zip(REJECTION_COUNTERS, counts, strict=True)))
+        LOG.warning(REJECTED, "resolve() of a batch", text)
+
+
+def watch_batch(results: DataFrame, shards: int | None, is_broadcast: bool) -> DataFrame:
+    """Have a batch's rejected events counted as its rows pass, for a warning where no event was taken.
+
+    An action may call a shard several times, for instance to sort its rows: a set and a maximum stay the same.
+    """
+    spark = results.sparkSession
+    if is_remote() or shards is None:  # A group for each key would make the set too large.
+        return results
+    if spark not in _batch_sessions:
+        _batch_sessions.add(spark)
+        _BatchWatch().listen(spark)
+    shard = F.lit(0) if is_broadcast else F.col("shard")  # Every shard has the same events.
+    rejected = F.struct(shard.alias("shard"), "events_rejected", "rejections")
+    taken = F.max(F.col("events_received") - F.col("events_rejected")).alias("taken")
+    bad = F.collect_set(F.when(F.col("events_rejected") > 0, rejected)).alias("shards")
+    return results.observe(f"{BatchListener.PREFIX}{next(_numbers)}", taken, bad)
+
+
 _watch = _QueryWatch()
+_numbers = itertools.count()
 _sessions: WeakSet[SparkSession] = WeakSet()
+_batch_sessions: WeakSet[SparkSession] = WeakSet()
