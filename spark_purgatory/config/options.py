@@ -159,14 +159,17 @@ class Completions(Options):
 MAX_NAME_BYTES = 1024  # of a path or table name: the longest key of object stores, with room for files below it
 
 
+NO_WATERMARK = (
+    'is not set: give the delay with which its rows arrive out of order, for example "10 minutes". Rows that come later '
+    'may be decided wrongly, and outcomes wait as long as the delay. Give "0 seconds" if rows arrive in the order of '
+    "their times"
+)
+
+
 def watermark_ms(side: Operations | Completions) -> int:
     """Return the side's ``watermark`` in milliseconds. Raises ConfigError if it is not set: a stream must have one."""
     if side.watermark is None:
-        raise ConfigError(
-            f"{side.section}watermark is not set: give the delay with which its rows arrive out of order, for example "
-            '"10 minutes". Rows that come later may be decided wrongly, and outcomes wait as long as the delay. '
-            'Give "0 seconds" if rows arrive in the order of their times'
-        )
+        raise ConfigError(f"{side.section}watermark {NO_WATERMARK}")
     return side.ms_of("watermark")
 
 

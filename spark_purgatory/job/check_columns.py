@@ -1,24 +1,32 @@
-"""What a job's file says of its columns, checked without Spark: their names, their types, and what a table can take.
+"""The columns and the places of a job's file, checked without Spark.
 
 The columns of an input are known where its schema is in the file (files and Kafka), and where each expression of
-``select`` is a column or ends in ``as name``. Where they are not known, Spark checks them when the job starts.
+``select`` is a column or ends in ``as name``. Spark checks the others when the job starts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
+from itertools import chain, combinations, product
+from typing import Any
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from pydantic import ValidationError
+
+from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
-from spark_purgatory.config.units import is_duration
+from spark_purgatory.config.places import Place
+from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.units import is_duration, reads_like_a_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import InputSection, JobConfig
+from spark_purgatory.job.config_types import Problem
+from spark_purgatory.job.job_config import CriterionSection, InputSection, letters_checkpoint
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 
+INPUTS = {"operations": Operations, "completions": Completions}
 TYPES = frozenset(
     "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
     "interval long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint "
@@ -37,34 +45,61 @@ NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentele
 """Fields of ``metrics``: the module that each needs, and the extra that brings it."""
 
 
-def check_job(config: JobConfig, origin: str) -> None:
-    """Raise JobConfigError with all that is wrong with a file's columns, and with what this machine lacks for it."""
-    options = config.options()
-    problems = [*_column_problems(config, options), *_table_problems(config, options)]
+def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find what is wrong with a file's columns and places, and what this machine lacks for it.
+
+    Fields that the models refuse may be among them: the others are checked all the same.
+    """
+    rules, output = _section(document, "purgatory"), _section(document, "output")
+    criterion = None
+    with suppress(ValidationError):
+        criterion = CriterionSection.model_validate(rules.get("criterion")).made()
+    for name, declared in INPUTS.items():
+        given = _section(document, name)
+        with suppress(ValidationError):
+            shape = InputSection.model_validate(
+                {each: given[each] for each in InputSection.model_fields if each in given}
+            )
+            yield from _column_problems(name, declared, given, shape, rules | {"criterion": criterion})
+            if name == "operations":
+                yield from _table_problems(given, shape, rules, output)
+    yield from place_problems(document)
+    if rules.get("host") == LOG_HOST and document.get("state_store") == "hdfs":
+        allowed = f"purgatory.host {LOG_HOST} needs rocksdb: leave state_store out"
+        yield Problem("state_store", repr("hdfs"), allowed)
     for field, (module, extra) in NEEDED_MODULES.items():
-        if getattr(config.metrics, field, None) and find_spec(module) is None:
-            allowed = f"needs a package: pip install 'spark-purgatory[{extra}]'"
-            problems.append(Problem(f"metrics.{field}", "", allowed))
-    if problems:
-        raise JobConfigError(origin, problems, config.lines)
+        if _section(document, "metrics").get(field) and find_spec(module) is None:
+            yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
 
 
-def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
-    if config.output.topic is not None:
+def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    given = document.get(name)
+    return given if isinstance(given, dict) else {}
+
+
+def _texts(value: object) -> list[str]:
+    several = value if isinstance(value, list) else [value]
+    return [each for each in several if isinstance(each, str) and each]
+
+
+def _table_problems(
+    given: dict[str, Any], shape: InputSection, rules: dict[str, Any], output: dict[str, Any]
+) -> Iterator[Problem]:
+    if "topic" in output:
         return
-    operations = options.operations
-    column, exclude = operations.timeout_column, operations.names_of("exclude")
-    if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, exclude):
+    timeout, exclude = given.get("timeout"), _texts(given.get("exclude"))
+    is_column = isinstance(timeout, str) and not (is_duration(timeout) or reads_like_a_duration(timeout))
+    if is_column and given.get("timeout_unit") is None and str(timeout).lower() not in map(str.lower, exclude):
         allowed = (
             "without a timeout_unit, a column of intervals, which a Delta table cannot take: for whole numbers add "
-            f"timeout_unit, such as 'minutes'; for intervals add exclude: [{column}]"
+            f"timeout_unit, such as 'minutes'; for intervals add exclude: [{timeout}]"
         )
-        yield Problem("operations.timeout", repr(column), allowed)
-    known = selected(config.operations, source_columns(config.operations))
-    if known:
+        yield Problem("operations.timeout", repr(timeout), allowed)
+    if known := selected(shape, source_columns(shape)):
         added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
-        there = [*(name for name in known if name not in exclude), *(options.prefix + name for name in added)]
-        for column in config.output.made().names_of("partition_by"):
+        prefix = "".join(_texts(rules.get("prefix")))
+        there = [*(name for name in known if name not in exclude), *(prefix + name for name in added)]
+        for column in _texts(output.get("partition_by")):
             if column.lower() not in map(str.lower, there):
                 yield _no_column("output.partition_by", column, there)
 
@@ -74,80 +109,100 @@ def _no_column(field: str, column: str, there: list[str]) -> Problem:
 
 
 def source_columns(given: InputSection) -> dict[str, str]:
-    """The columns of an input's source, and the first word of the type of each; none where the file has no schema."""
+    """Return the columns of an input's source, with the first word of each type; none where the file has no schema."""
     source = given.source
     return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
 
 
-def _time_problems(side: Operations | Completions, given: InputSection, columns: dict[str, str]) -> Iterator[Problem]:
-    """Times that the schema says to be of another type; behind a ``select`` of its own, Spark knows the types."""
-    kinds = columns if given.select == ["*"] else {}
-    for field in ("created", "deadline") if isinstance(side, Operations) else ("time",):
-        column = getattr(side, field)
-        kind = kinds.get(str(column), "").lower()
-        if kind in TYPES - TIMES:
-            others = [f"{name}, " for name in columns if name != column]
-            way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
-            select = "".join([*others, f"{way}({column}) as {column}"])
-            allowed = f"is {kind}, not timestamp: correct the schema, or make it one, as select: [{select}]"
-            yield Problem(side.section + field, repr(column), allowed)
+def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> Iterator[Problem]:
+    """Find times that the schema says to be of another type."""
+    for field in ("created", "deadline", "time"):
+        for column in _texts(given.get(field)):
+            kind = kinds.get(column, "")
+            if kind in TYPES - TIMES:
+                others = [f"{other}, " for other in kinds if other != column]
+                way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
+                select = "".join([*others, f"{way}({column}) as {column}"])
+                allowed = f"is {kind}, not timestamp: correct the schema, or make it one, as select: [{select}]"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
 
 
-def _key_problems(
-    side: Operations | Completions, given: InputSection, columns: dict[str, str], options: PurgatoryOptions
-) -> Iterator[Problem]:
-    """Keys and ids of types that have no text for each value; and a quorum of more keys than an operation can have."""
-    kinds = {name: kind.lower() for name, kind in columns.items()} if given.select == ["*"] else {}
-    fields = ("id", "keys") if isinstance(side, Operations) else ("key", "operation_id", "event_id")
-    named = {field: getattr(side, field) for field in fields}
-    named = {field: value if isinstance(value, (list, tuple)) else [value] for field, value in named.items()}
-    for field, column in [(field, column) for field, columns in named.items() for column in columns]:
-        kind = kinds.get(column)
-        if kind in NO_KEYS and (field, kind) != ("keys", "array"):
-            allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or a whole number, in select"
-            yield Problem(side.section + field, repr(column), allowed)
-    criterion = options.criterion
-    if isinstance(side, Operations) and isinstance(criterion, Criterion) and criterion.rule == "quorum":
-        keys = named["keys"]
-        is_known = len(keys) > 1 or kinds.get(str(keys[0])) in TYPES - {"array"}
+def _key_problems(name: str, given: dict[str, Any], kinds: dict[str, str], criterion: Any) -> Iterator[Problem]:
+    """Find keys of types that have no text for each value, and a quorum of more keys than an operation can have."""
+    for field in ("id", "keys", "key", "operation_id", "event_id"):
+        for column in _texts(given.get(field)):
+            kind = kinds.get(column)
+            if kind in NO_KEYS and (field, kind) != ("keys", "array"):
+                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or a whole number, in select"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
+    keys = _texts(given.get("keys"))
+    if keys and isinstance(criterion, Criterion) and criterion.rule == "quorum":
+        is_known = len(keys) > 1 or kinds.get(keys[0]) in TYPES - {"array"}
         if is_known and criterion.need > len(keys):
             allowed = f"can never be met: an operation has {len(keys)} key{'s' * (len(keys) > 1)}, by operations.keys"
             yield Problem("purgatory.criterion", f"quorum({criterion.need})", allowed)
 
 
-def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
-    for given, side in ((config.operations, options.operations), (config.completions, options.completions)):
-        field_of_schema = f"{side.section}source.schema"
-        columns = source_columns(given)
-        for column, kind in columns.items():
-            if kind.lower() not in TYPES:
-                allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
-                yield Problem(field_of_schema, repr(kind), allowed)
-            if isinstance(given.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
-                allowed = "is one of Kafka's own record columns: rename the field"
-                yield Problem(field_of_schema, repr(column), allowed)
-        known = selected(given, columns)
-        for field, column in named(side, options) if known else ():
-            if not {column, column.split(".")[0]} & {*known}:
-                yield _no_column(field, column, known)
-        yield from _time_problems(side, given, columns)
-        yield from _key_problems(side, given, columns, options)
+def _column_problems(
+    name: str, declared: type, given: dict[str, Any], shape: InputSection, rules: dict[str, Any]
+) -> Iterator[Problem]:
+    columns = source_columns(shape)
+    for column, kind in columns.items():
+        if kind.lower() not in TYPES:
+            allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
+            yield Problem(f"{name}.source.schema", repr(kind), allowed)
+        if isinstance(shape.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
+            yield Problem(
+                f"{name}.source.schema", repr(column), "is one of Kafka's own record columns: rename the field"
+            )
+    known = selected(shape, columns)
+    for field, column in _named(name, declared, given, rules) if known else ():
+        if not {column, column.split(".")[0]} & {*known}:
+            yield _no_column(field, column, known)
+    # Behind a ``select`` of its own, Spark knows the types.
+    kinds = {column: kind.lower() for column, kind in columns.items()} if shape.select == ["*"] else {}
+    yield from _time_problems(name, given, kinds)
+    yield from _key_problems(name, given, kinds, rules["criterion"])
 
 
-def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:
-    """The columns that an input must have: the field that names each, and its name."""
-    declared: type = type(side)
-    for name, option in options_of(declared).items():
-        value, is_column = getattr(side, name), option.kind in (ColumnLike, Columns, Names, TimeOut)
-        if is_column and name != "removed_columns" and not is_duration(value):
-            for each in (value,) if isinstance(value, str) else value or ():
-                yield side.section + name, each
-    if isinstance(side, Operations) and isinstance(options.criterion, ByRow):
-        for name, column in vars(options.criterion).items():
+def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the columns that an input must have: the field that names each, and its name."""
+    for option_name, option in options_of(declared).items():
+        if option.kind in (ColumnLike, Columns, Names, TimeOut) and option_name != "removed_columns":
+            for column in _texts(given.get(option_name)):
+                if option.kind != TimeOut or not (is_duration(column) or reads_like_a_duration(column)):
+                    yield f"{name}.{option_name}", column
+    if name == "operations" and isinstance(rules["criterion"], ByRow):
+        for part, column in vars(rules["criterion"]).items():
             if isinstance(column, str):
-                yield f"purgatory.criterion.by_row.{name}", column
-    if isinstance(options.scope, str):
-        yield "purgatory.scope", options.scope
+                yield f"purgatory.criterion.by_row.{part}", column
+    for column in _texts(rules.get("scope")):
+        yield "purgatory.scope", column
+
+
+def place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find two places of a file that are one, and a table that the job would read and write."""
+    output, letters, checkpoint = _section(document, "output"), document.get("dead_letters"), document.get("checkpoint")
+    written = {"checkpoint": checkpoint, "output.path": output.get("path")}
+    if isinstance(letters, dict):
+        beside = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
+        written |= {"dead_letters.path": letters.get("path")}
+        written |= {"dead_letters.checkpoint": letters.get("checkpoint") or beside}
+    sources = {f"{name}.source": _section(_section(document, name), "source") for name in INPUTS}
+    read = {f"{name}.path": source.get("path") for name, source in sources.items()}
+    for (one, first), (other, second) in chain(
+        combinations(written.items(), 2), product(read.items(), written.items())
+    ):
+        if isinstance(first, str) and isinstance(second, str) and Place.local(first).same_as(Place.local(second)):
+            alike = f"{one} and {other} are both {first!r}"
+            other_words = f"{one} {first!r} and {other} {second!r} are one folder"
+            said = f"{alike if first == second else other_words}: each needs a folder of its own"
+            yield Problem("", "", said)
+    for name, source in sources.items():
+        tables = [str(each.get("table") or "").replace("`", "").lower() for each in (source, output)]
+        if tables[0] and tables[0] == tables[1]:
+            said = f"{name}.table and output.table are both {source['table']!r}: the job reads what it writes"
+            yield Problem("", "", said)
 
 
 def selected(given: InputSection, columns: dict[str, str]) -> list[str]:

@@ -11,7 +11,6 @@ from rich.table import Table
 from spark_purgatory.config.purgatory_options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError, without_login
-from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.source_config import DeltaSource, KafkaSource
@@ -24,7 +23,6 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
     try:
         config = load_config(job_file, changes)
-        check_job(config, str(job_file))
     except ConfigError as error:
         say(terminal(stderr=True), str(error), style="red")
         return EXIT_CONFIG

@@ -1,8 +1,8 @@
 """Reading a job's YAML file, with errors that name the field, the value and what is allowed.
 
-Four steps, and the first that fails ends it: YAML -> ``--set`` -> ``${VARIABLE}`` -> `spark_purgatory.job.job_config`'s
-models. Whatever is wrong is collected into one `JobConfigError`, a list of (field, what was given, what is
-allowed). Values of options and of Spark settings appear in no message: they may be secret.
+YAML -> ``--set`` -> ``${VARIABLE}`` -> the models of `spark_purgatory.job.job_config` and the checks of
+`spark_purgatory.job.check_columns`. One `JobConfigError` lists all that the last three find. Values of options and of
+Spark settings appear in no message: they may be secret.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from spark_purgatory.config.declared import near
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job import job_config, source_config
-from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model
+from spark_purgatory.job.check_columns import file_problems
+from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
 from spark_purgatory.job.job_config import JobConfig
 
 MAX_VALUE_CHARS = 60
@@ -62,18 +64,6 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # --- errors ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with the file: where, what was given ("" if that may not be shown), what is allowed."""
-
-    field: str
-    given: str
-    allowed: str
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.field, self.given, self.allowed)))
-
-
 class JobConfigError(ConfigError):
     """Everything that is wrong with a job file."""
 
@@ -99,11 +89,17 @@ def wrong(field: str, given: str, allowed: str, origin: str = "the job file") ->
 
 def _given(error: ErrorDetails) -> str:
     """The value as the file has it, or nothing where it is absent, large or may be a secret."""
-    is_hidden = isinstance(error["input"], (dict, list, BaseModel)) or error["type"] == "missing"
+    is_hidden = isinstance(error["input"], (dict, list, BaseModel, NoneType)) or error["type"] == "missing"
     if is_hidden or set(SECRET) & set(map(str, error["loc"])):
         return ""
     text = repr(error["input"])
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+
+
+def _choices(given: object, expected: str) -> str:
+    """Return what is allowed, in pydantic's words, and the one that may be meant."""
+    meant = near(str(given), re.findall("'([^']+)'", expected)).removeprefix(", ")
+    return f"{meant + ' Allowed' if meant else 'allowed'}: {expected}"
 
 
 def _problem(error: ErrorDetails) -> Problem:
@@ -122,9 +118,11 @@ def _problem(error: ErrorDetails) -> Problem:
         case "missing":
             allowed = "required"
         case "literal_error":
-            allowed = f"allowed: {context['expected']}"
+            field = re.sub(r"(?<=criterion)\.rule$", "", field)
+            allowed = _choices(error["input"], context["expected"])
         case "union_tag_invalid":
-            return Problem(f"{field}.format", repr(context["tag"]), f"allowed: {context['expected_tags']}")
+            allowed = _choices(context["tag"], context["expected_tags"])
+            return Problem(f"{field}.format", repr(context["tag"]), allowed)
         case "union_tag_not_found":
             return Problem(f"{field}.format", "", f"required: {FORMATS}")
     allowed = allowed.removeprefix(f"{field}: ").replace(f"this={error['input']!r} ", "this ")
@@ -136,7 +134,10 @@ def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[P
 
     pydantic leaves a section's other errors out where a field is unknown.
     """
-    given = model.long_form(given)
+    try:
+        given = model.long_form(given)
+    except ValueError:  # The model says it with its field.
+        return given
     kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     fields = {name: value for name, value in given.items() if name in kinds}
     for name in given:
@@ -316,15 +317,15 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         lines = {field: line for field, line in lines.items() if not f"{field}.".startswith(f"{changed}.")}
         lines[changed] = 0  # The file has no line of it.
     problems: list[Problem] = []
-    expanded = _expand(document, "", problems)
-    if problems:
-        raise JobConfigError(origin, problems, lines)
-    meant = _meant(expanded, JobConfig, "", problems)
+    meant = _meant(_expand(document, "", problems), JobConfig, "", problems)
+    config, found = None, list[Problem]()
     try:
         config = JobConfig.model_validate(meant)
     except ValidationError as error:
-        raise JobConfigError(origin, [*problems, *_problems(error.errors())], lines) from None
-    if problems:
+        found = _problems(error.errors())
+    for problem in [*found, *file_problems(meant)]:
+        if not problem.field or problem.field not in {each.field for each in problems}:
+            problems.append(problem)
+    if problems or config is None:
         raise JobConfigError(origin, problems, lines)
-    config.lines.update(lines)
     return config

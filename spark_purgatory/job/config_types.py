@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, ClassVar, Self
 
@@ -41,6 +42,18 @@ def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault of a file: the field, its value ("" where it may not be shown), what is allowed."""
+
+    field: str
+    given: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.field, self.given, self.allowed)))
 
 
 Text = Annotated[str, Field(min_length=1)]

@@ -9,18 +9,17 @@ Options and Spark settings may hold passwords: their values appear in no repr.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
-from itertools import chain, combinations, product
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, PrivateAttr, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, options_of
-from spark_purgatory.config.options import watermark_ms
-from spark_purgatory.config.places import Place
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import NO_WATERMARK
 from spark_purgatory.config.units import Duration as DurationOption
 from spark_purgatory.config.units import Size as SizeOption
 from spark_purgatory.core.spec import criteria
@@ -38,7 +37,7 @@ from spark_purgatory.job.config_types import (
     TimeOutText,
     Whole,
 )
-from spark_purgatory.job.source_config import BROKERS, DeltaSource, KafkaSource, Source, check_brokers
+from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
 
 
 class InputSection(Model):
@@ -62,6 +61,12 @@ def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
     return {name: getattr(model, name) for name in named}
 
 
+def _watermark(given: str | None) -> str:
+    if given is None:
+        raise ValueError(NO_WATERMARK)
+    return given
+
+
 TYPES: dict[Any, Any] = {
     ColumnLike: OneColumn,
     TimeOut: TimeOutText,
@@ -82,9 +87,11 @@ def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[
         added: dict[str, Any] = {}
         for name, option in options_of(declared).items():
             kind = TYPES.get(option.kind, option.kind)
+            kind = kind | None if option.is_optional else kind
+            kind = Annotated[kind, AfterValidator(_watermark)] if name == "watermark" else kind
             default = ... if option.default is dataclasses.MISSING else option.default
             if name not in but:
-                added[name] = (kind | None if option.is_optional else kind, Field(default))
+                added[name] = (kind, Field(default, validate_default=name == "watermark"))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **added)
 
     return add
@@ -96,7 +103,7 @@ class OperationsInput(InputSection):
 
     @model_validator(mode="after")
     def _checked(self) -> OperationsInput:
-        watermark_ms(self.made())
+        self.made()
         return self
 
     def made(self) -> Operations:
@@ -113,7 +120,7 @@ class CompletionsInput(InputSection):
 
     @model_validator(mode="after")
     def _checked(self) -> CompletionsInput:
-        watermark_ms(self.made())
+        self.made()
         return self
 
     def made(self) -> Completions:
@@ -129,6 +136,10 @@ class ByRowSection(Model):
     levels: Text | None = None
 
 
+ALMOST = re.compile(r"(?:criteria\.)?([A-Za-z_ ]+?)[\s(:=]*([\d.]*)[)\s]*")
+"""A criterion as in Python, or without its colon: "quorum(2)", "count 2"."""
+
+
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
@@ -142,13 +153,17 @@ class CriterionSection(Model):
         if given == "by_row":
             return {"rule": "by_row", "by_row": {}}
         if isinstance(given, str):
-            rule, call, need = given.removeprefix("criteria.").partition("(")
-            if call:  # as in Python
-                need = need.rstrip(") ")
+            found = ALMOST.fullmatch(given)
+            words = "_".join(found[1].split()) if found else given
+            rule = next(iter(difflib.get_close_matches(words, RULES, n=1)), given)
+            if found and rule in RULES and rule != given:
+                need = found[2] or ("2" if rule in criteria.NUMBERED else "")
                 raise ValueError(f"in a job's file write {f'{{{rule}: {need}}}' if need else rule}")
             return {"rule": given}
         if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
             [(rule, need)] = given.items()
+            if need is None:
+                return cls.long_form(rule)
             return {"rule": "by_row", "by_row": need} if rule == "by_row" else {"rule": rule, "need": need}
         return given
 
@@ -188,10 +203,6 @@ class RulesSection(Model):
     def options(self) -> dict[str, Any]:
         """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
         return _given(self, but=("criterion",))
-
-
-def _same_table(one: str, other: str) -> bool:
-    return one.replace("`", "").lower() == other.replace("`", "").lower()
 
 
 TOPIC_FIELDS = ("topic", "options")
@@ -258,6 +269,11 @@ class MetricsOutput(Model):
         return self
 
 
+def letters_checkpoint(checkpoint: str) -> str:
+    """Return the place of the dead letters' checkpoint where the file gives none: beside the job's own."""
+    return checkpoint.rstrip("/") + "_dead_letters"
+
+
 class JobConfig(Model):
     """The whole file."""
 
@@ -276,12 +292,6 @@ class JobConfig(Model):
     heartbeats: bool = True
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
-    _lines: dict[str, int] = PrivateAttr(default_factory=dict)
-
-    @property
-    def lines(self) -> dict[str, int]:
-        """The line of each field in the file."""
-        return self._lines
 
     def options(self) -> PurgatoryOptions:
         """The options of `Purgatory` that the file gives."""
@@ -294,17 +304,13 @@ class JobConfig(Model):
 
     @property
     def dead_letters_checkpoint(self) -> str:
-        """The checkpoint of the query that writes dead letters: beside the job's own where the file gives none."""
+        """The checkpoint of the query that writes dead letters."""
         given = None if self.dead_letters is None else self.dead_letters.checkpoint
-        return given or self.checkpoint.rstrip("/") + "_dead_letters"
+        return given or letters_checkpoint(self.checkpoint)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:
-        if self.options().host == LOG_HOST and self.state_store != "rocksdb":
-            raise ValueError(
-                f"state_store is {self.state_store}, and purgatory.host {LOG_HOST} needs rocksdb: leave state_store out"
-            )
-        self._check_places()
+        self.options()
         sources = {"operations": self.operations.source, "completions": self.completions.source}
         for name, source in sources.items():
             is_read = isinstance(source, KafkaSource) and self.output.topic in (source.topic or ())
@@ -317,24 +323,3 @@ class JobConfig(Model):
                 "only json, csv and kafka have rows that cannot be read: leave dead_letters out"
             )
         return self
-
-    def _check_places(self) -> None:
-        table = None if self.output.topic else self.output.made()
-        given = {"checkpoint": self.checkpoint, "output.path": None if table is None else table.path}
-        if self.dead_letters is not None:
-            given["dead_letters.path"] = self.dead_letters.path
-            given["dead_letters.checkpoint"] = self.dead_letters_checkpoint
-        written = {name: folder for name, folder in given.items() if folder is not None}
-        sides = {"operations.source": self.operations.source, "completions.source": self.completions.source}
-        sources = {name: source for name, source in sides.items() if not isinstance(source, KafkaSource)}
-        read = {f"{name}.path": source.path for name, source in sources.items() if source.path}
-        for one, other in chain(combinations(written, 2), product(read, written)):
-            first, second = (read | written)[one], written[other]
-            if Place.local(first).same_as(Place.local(second)):
-                alike = f"{one} and {other} are both {first!r}"
-                other_words = f"{one} {first!r} and {other} {second!r} are one folder"
-                raise ValueError(f"{alike if first == second else other_words}: each needs a folder of its own")
-        for name, source in sources.items():
-            read_table = source.table if isinstance(source, DeltaSource) else None
-            if table and table.table and read_table and _same_table(read_table, table.table):
-                raise ValueError(f"{name}.table and output.table are both {read_table!r}: the job reads what it writes")

@@ -20,7 +20,6 @@ from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError, sentence_of
 from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
-from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import ProgressDisplay, Totals
@@ -197,7 +196,6 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
 
     def body() -> int:
         config = load_config(job_file, changes)
-        check_job(config, str(job_file))
         if not console.is_terminal:
             say(console, f"{config.name}: starting Spark, whose own output is in {spark_log}")
         with at_work(console, f"{config.name}: starting Spark"):

@@ -48,7 +48,7 @@ from tools import command_line_page
 from tools.configuration_page import reference
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = {"format": "parquet", "path": "landing", "schema": "a string"}
+SOURCE = {"format": "delta", "path": "landing"}
 SMALLEST: dict[str, Any] = {
     "operations": {
         "source": SOURCE,
@@ -342,7 +342,7 @@ def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
     [
         (
             {"operations": {"watermark": None}},
-            "operations: operations.watermark is not set",
+            "operations.watermark: is not set",
         ),
         ({"completions": {"watermark": 30}}, "completions.watermark: 30: this is not a duration: it has no unit"),
         ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
@@ -398,7 +398,7 @@ def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> 
 def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
     assert config(tmp_path, state_store="hdfs").state_store == "hdfs"
     assert config(tmp_path, purgatory={"host": "transformWithState"}).state_store == "rocksdb"
-    with pytest.raises(JobConfigError, match=r"state_store is hdfs, and purgatory\.host transformWithState needs"):
+    with pytest.raises(JobConfigError, match=r"state_store: .hdfs.: purgatory\.host transformWithState needs"):
         config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
 
 
@@ -407,7 +407,7 @@ def test_a_stream_is_asked_for_its_watermark(tmp_path: Path, side: str) -> None:
     without = {name: value for name, value in SMALLEST[side].items() if name != "watermark"}
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**SMALLEST, side: without}))
-    with pytest.raises(JobConfigError, match=rf'{side}\.watermark is not set: .* for example "10 minutes"'):
+    with pytest.raises(JobConfigError, match=rf'{side}\.watermark: is not set: .* for example "10 minutes"'):
         load_config(path, ())
 
 
