@@ -170,8 +170,8 @@ def refuses_wrong_calls(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Bare(str):
-    """A type as the source writes it: ``Duration``."""
+class Shown(str):
+    """A text that a shell shows as it is, with its lines and without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -182,7 +182,7 @@ class _Signature:
 
     def __get__(self, made: object, declared: type[Any]) -> inspect.Signature:
         _, *given = inspect.signature(declared.__init__).parameters.values()
-        return inspect.Signature([each.replace(annotation=_Bare(each.annotation)) for each in given])
+        return inspect.Signature([each.replace(annotation=Shown(each.annotation)) for each in given])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -160,9 +160,9 @@ MAX_NAME_BYTES = 1024  # of a path or table name: the longest key of object stor
 
 
 NO_WATERMARK = (
-    'is not set: give the delay with which its rows arrive out of order, for example "10 minutes". Rows that come later '
-    'may be decided wrongly, and outcomes wait as long as the delay. Give "0 seconds" if rows arrive in the order of '
-    "their times"
+    'is not set: give the delay with which its rows arrive out of order, for example "10 minutes". Rows that come '
+    "later may be decided wrongly, and outcomes wait as long as the delay. Give "
+    '"0 seconds" if rows arrive in the order of their times'
 )
 
 

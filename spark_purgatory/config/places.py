@@ -11,6 +11,9 @@ ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}  # other
 # Scheme, authority and path. Escapes stay as they are, because Hadoop takes a path as it is written.
 _URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
 
+ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
+"""Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
+
 
 @dataclass(frozen=True)
 class Place:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from spark_purgatory.config.declared import ColumnLike, Options
+from spark_purgatory.config.declared import ColumnLike, Options, Shown
 from spark_purgatory.config.options import Completions, Operations
 from spark_purgatory.config.units import Duration, Size, is_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -69,7 +69,8 @@ class PurgatoryOptions(Options):
     def explain(self) -> str:
         """Return the rules in words: what waits, what completes it, which events count, when it expires; an example."""
         texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
-        return "\n".join(textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
+        lines = (textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
+        return Shown("\n".join(lines))
 
     def _repr_html_(self) -> str:
         """Return the rules as a table, the options that were set, and the defaults of the others."""

@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -142,9 +143,16 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
         except ValueError:  # Its text has parts of the address.
             return Finding("Spark Connect", "the address cannot be read", remedy)
         try:
+            from pyspark.sql.connect.client import DefaultChannelBuilder
+
+            with DefaultChannelBuilder(request.remote).toChannel() as channel:
+                import_module("grpc").channel_ready_future(channel).result(CONNECT_SECONDS)
             spark = SparkSession.builder.remote(request.remote).config(map=dict(settings)).getOrCreate()
             _ = spark.version
         except Exception as error:  # gRPC's errors, PySpark's, and imports that fail: all mean that there is no session
+            if type(error).__name__ == "FutureTimeoutError":
+                found = f"{server}: something listens there, and did not answer as gRPC within {CONNECT_SECONDS} s"
+                return Finding("Spark Connect", found, f"{remedy}; with TLS add ;use_ssl=true")
             remedy += "; pip install 'spark-purgatory[connect]'"
             return Finding("Spark Connect", f"{server}: {sentence_of(error)}", remedy)
         return spark

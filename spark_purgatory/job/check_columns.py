@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
-from spark_purgatory.config.places import Place
+from spark_purgatory.config.places import ENCODED, Place
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.config.units import is_duration, reads_like_a_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -183,6 +183,12 @@ def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, An
 def place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     """Find two places of a file that are one, and a table that the job would read and write."""
     output, letters, checkpoint = _section(document, "output"), document.get("dead_letters"), document.get("checkpoint")
+    if isinstance(checkpoint, str) and (found := ENCODED.findall(checkpoint)):
+        allowed = (
+            f"has {', '.join(map(repr, dict.fromkeys(found)))}, and Spark finds no state at such a path: the job could "
+            "not compare its state before it starts, nor add up its operations at its end. Name a path without"
+        )
+        yield Problem("checkpoint", "", allowed)
     written = {"checkpoint": checkpoint, "output.path": output.get("path")}
     if isinstance(letters, dict):
         beside = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None

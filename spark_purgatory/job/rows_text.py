@@ -16,6 +16,9 @@ from spark_purgatory.readable import readable_ms
 from spark_purgatory.terminal import printable
 
 ANY_WIDTH = 1 << 20
+_DIGITS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+MICROSECONDS = {"timestampFormat": f"{_DIGITS}XXX", "timestampNTZFormat": _DIGITS}
+"""Options of ``to_json``, which writes milliseconds by default."""
 
 
 class Kind(Enum):

@@ -19,15 +19,12 @@ from rich.table import Table
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.commands import guarded_reading, started
-from spark_purgatory.job.rows_text import Kind, fits, lines, rows_text, text_of
+from spark_purgatory.job.rows_text import MICROSECONDS, Kind, fits, lines, rows_text, text_of
 from spark_purgatory.job.status import instant
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 
-MICROSECONDS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-AS_TEXT = {"timestampFormat": f"{MICROSECONDS}XXX", "timestampNTZFormat": MICROSECONDS}
-"""Timestamps with their microseconds: Spark's JSON leaves those out by default."""
 NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
 IN_PROGRESS = ("reached", "needed")
 """What ``progress`` says in words; shown where they are asked for."""
@@ -95,7 +92,7 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
     if request.columns is not None:
         shown = shown.select(*request.columns)
-    as_json = F.to_json(F.struct("*"), AS_TEXT)
+    as_json = F.to_json(F.struct("*"), MICROSECONDS)
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
     facts = (F.count(F.lit(1)), F.max(seen_ms), F.min(f"{request.prefix}remaining_ms"))
     count, watermark_ms, next_ms = chosen.agg(*facts).first() or (0, None, None)

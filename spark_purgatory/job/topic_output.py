@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.rows_text import MICROSECONDS
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.operator.inputs import field_of
@@ -19,8 +20,8 @@ from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.spark_access import settings_at_start
 
-AS_JSON = {"ignoreNullFields": "false"}
-"""Every record has all fields."""
+AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS
+"""Every record has all fields, and times as exact as Spark's."""
 
 
 def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:

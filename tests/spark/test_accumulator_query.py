@@ -40,7 +40,8 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     assert not query.isActive
     place = re.escape(str(stream.folder / "table"))
     assert re.fullmatch(
-        rf"{query.id} into {place} has ended; micro-batch \d of \S+Z took \S+ m?s; \S+ K?i?B staged",
+        rf"query into {place} has ended; micro-batch \d of \S+Z took \S+ m?s, \d+ rows in, no watermark yet; "
+        r"\S+ K?i?B staged",
         query.status_line(),
     )
     assert repr(query) == f"<AccumulatorQuery: {query.status_line()}>"

@@ -163,6 +163,15 @@ def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None
     assert lacking.status == "note" and "transformWithState" in lacking.found and "pip install" in lacking.found
 
 
+def test_a_server_that_does_not_speak_grpc_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_purgatory.doctor.report.CONNECT_SECONDS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        remote = f"sc://127.0.0.1:{silent.getsockname()[1]}"
+        *_, found = findings_of(DoctorRequest(remote=remote, spark=True), {})
+    assert found.what == "Spark Connect" and found.found.endswith("and did not answer as gRPC within 2 s")
+    assert "use_ssl=true" in found.remedy
+
+
 def test_no_server_of_spark_connect_is_a_finding() -> None:
     found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1/;token=hunter2"), {}))
     assert "correct the address" in found["Spark Connect"].remedy

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -522,6 +523,13 @@ def test_outcomes_as_records_have_the_id_as_key_and_all_fields_as_value(spark: S
     assert (record["key"], json.loads(record["value"])) == ("7", expected), "the column, as the purgatory reads it"
     [record] = records_of(spark.sql("SELECT timestamp'2026-10-25 02:30:00+02:00' AS at"), "at").collect()
     assert record["key"] == "2026-10-25 00:30:00Z", "in no zone of a session"
+    times = spark.sql(
+        "SELECT 1 AS id, timestamp'2026-10-25 02:30:00.123456Z' AS at, timestamp_ntz'2026-10-25 01:00' AS n"
+    )
+    [record] = records_of(times, "id").collect()
+    said = json.loads(record["value"])
+    assert datetime.fromisoformat(said["at"]) == datetime(2026, 10, 25, 2, 30, 0, 123456, UTC), "no microsecond is lost"
+    assert said["n"] == "2026-10-25T01:00:00.000000"
 
 
 # --- the demo -------------------------------------------------------------------------------------

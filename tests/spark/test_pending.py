@@ -206,6 +206,7 @@ def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes
         landing.add([], [event("a", 9)])
     assert sink.read(spark).count() == 1, "the second start went on"
     assert "the checkpoint is not compared with the query before it starts" in caplog.text
+    assert caplog.text.count("no later start can be compared with its state") == 1, "said where it can be changed"
     for ask in (pending, gauges, lambda spark, checkpoint: check_checkpoint(spark, outcomes, checkpoint=checkpoint)):
         with pytest.raises(ConfigError, match=r"finds nothing at a path with ' ', '\[', '\]': read a copy"):
             ask(spark, checkpoint=checkpoint)

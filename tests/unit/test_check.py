@@ -289,6 +289,10 @@ def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(cha
             ["completions.source={format: delta, table: Sales.Outcomes}", "output={table: sales.`outcomes`}"],
             "completions.source.table and output.table are both 'Sales.Outcomes': the job reads what it writes",
         ),
+        (
+            ["checkpoint='/lake/my job #1/ck'"],
+            "checkpoint: has ' ', '#', and Spark finds no state at such a path",
+        ),
         (["purgatory.shards=1:30"], "purgatory.shards: '1:30': must be a whole number"),
     ],
 )

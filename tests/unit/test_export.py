@@ -215,6 +215,13 @@ def test_edits_that_an_engine_can_go_on_with_have_no_fault() -> None:
     assert not early.faults("operations", tables["operations"].slice(1))
 
 
+def test_a_rule_without_a_need_has_null_in_an_export() -> None:
+    _, tables = exported("by row")
+    operations = tables["operations"]
+    needs = dict(zip(operations["rule"].to_pylist(), operations["need"].to_pylist(), strict=True))
+    assert needs["any_key"] is None and needs["count"] == 3.0
+
+
 def test_rows_of_one_id_that_follow_each_other_may_both_wait() -> None:
     shards = Shards(EARLY, 1, True)
     shards.step([op("o"), op("o", "b", 20_001, 30_000)], [], 0)

@@ -83,6 +83,7 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
     lines = purgatory().explain().splitlines()
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 88
+    assert repr(purgatory().explain()).splitlines() == lines, "as a shell shows it"
     for part in (
         "waits each `order_id` waits 30 minutes from `ordered_at` for events on `order_id`",
         "completes at the first event on any of its keys (criteria.any_key())",

@@ -162,7 +162,7 @@ def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArr
     return replace(
         arrivals,
         rule=codes_of(columns["rule"], RULES),
-        need=columns["need"].to_numpy(),
+        need=columns["need"].cast(pa.float64()).to_numpy(zero_copy_only=False),
         sum_need=_needs(columns["sum_need"], spec),
         level_need=_needs(columns["level_needs"].flatten(), spec),
     )

@@ -51,7 +51,7 @@ def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table |
     if engine.spec.by_row:
         columns |= {
             "rule": pa.array(RULES).take(pa.array(table.rule[rows])),
-            "need": pa.array(table.need[rows]),
+            "need": pa.array(table.need[rows], from_pandas=True),  # NaN: the rule needs none
             "sum_need": needs_as_text(table.sum_need[rows], engine.spec),
             "level_needs": _lists(offsets, needs_as_text(table.level_need[entries], engine.spec)),
         }

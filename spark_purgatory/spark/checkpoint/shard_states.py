@@ -7,7 +7,6 @@ runs, for all micro-batches that the checkpoint keeps, with both of Spark's stat
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, Sp
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.config.places import ENCODED
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
@@ -43,8 +43,6 @@ ROWS_A_BATCH = 1 << 16
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 NOTHING_THERE = ("STDS_COMMITTED_BATCH_UNAVAILABLE", "STDS_FAILED_TO_READ_STATE_SCHEMA")
 """The reader's conditions for a path that it has encoded twice. The second is that of Spark 4.0."""
-ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
-"""Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
 
 
 class StateReaderError(ConfigError):

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
 from spark_purgatory.config.declared import refuses_wrong_calls
+from spark_purgatory.config.places import ENCODED
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
@@ -29,6 +30,10 @@ from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of,
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
+ODD_PATH = (
+    "checkpoint %s: Spark's reader of states finds nothing at a path with %s. The query runs, and no later start can "
+    "be compared with its state, nor can pending, gauges and doctor read it: start it with a path without them"
+)
 
 
 @refuses_wrong_calls
@@ -76,6 +81,8 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     if not queries:
         return {}
     has_begun = is_checkpoint(spark, checkpoint)
+    if not has_begun and (found := ENCODED.findall(checkpoint)):
+        LOG.warning(ODD_PATH, checkpoint, ", ".join(map(repr, dict.fromkeys(found))))
     fixed = fixed_settings(spark, checkpoint) if has_begun else {}
     try:
         # Without Spark Connect the session's listener warns (`query_watch`).

@@ -8,9 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.config.places import Place
+from spark_purgatory.config.places import ENCODED, Place
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ENCODED, in_format
+from spark_purgatory.spark.checkpoint.shard_states import in_format
 from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by

@@ -50,13 +50,20 @@ class AccumulatorQuery:
         return f"<AccumulatorQuery: {self.status_line()}>"
 
     def status_line(self) -> str:
-        """One line to read: the query, its table, whether it runs, its last micro-batch and what is staged."""
+        """Return one line: the query, its table, whether it runs, its last micro-batch, its watermark, what is staged.
+
+        `spark_purgatory.gauges` counts what waits.
+        """
         error, progress, staged = self.exception(), self.lastProgress, self.measure().get("staged_bytes")
         state = "runs" if self.isActive else "has ended" if error is None else f"failed: {sentence_of(error)}"
-        texts = [f"{self.name or self.id} into {self.target} {state}"]
+        texts = [f"{self.name or 'query'} into {self.target} {state}"]
         if progress is not None:
             took = readable_ms(progress["durationMs"].get("triggerExecution", 0))
-            texts.append(f"micro-batch {progress['batchId']} of {progress['timestamp']} took {took}")
+            rows = sum(max(0, each["numInputRows"]) for each in progress["sources"] if is_theirs(each["description"]))
+            time = progress["eventTime"].get("watermark", "")
+            watermark = "no watermark yet" if time[:5] in ("", "1970-") else f"watermark {time}"
+            batch = f"micro-batch {progress['batchId']} of {progress['timestamp']}"
+            texts.append(f"{batch} took {took}, {rows:,} rows in, {watermark}")
         return "; ".join([*texts, f"{readable_bytes(staged)} staged"] if staged else texts)
 
     @property
