@@ -1,1 +1,1 @@
-"""``spark-purgatory doctor``: what a query needs, looked at before or beside it, each with a remedy if it is wrong."""
+"""``spark-purgatory doctor``: findings about what a query needs, with a remedy for each fault."""

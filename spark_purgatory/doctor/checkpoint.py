@@ -143,7 +143,6 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
 
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
-    """For `told_by_states`: what a shard's state says of itself."""
     try:
         _, _, shards, _, _ = HEADER.unpack_from(state.blob())
         facts = state.metadata()

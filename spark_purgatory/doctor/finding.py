@@ -1,4 +1,4 @@
-"""What the doctor looked at, and what to do about it; and which releases of Spark were tested."""
+"""A finding and its remedy; the releases of Spark that were tested."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 from spark_purgatory.worker_python import release_numbers
 
-FILE = Path(__file__).with_name("verified.json")
-"""What `make test-matrix` wrote."""
-OLDEST_SPARK = (4, 0)
-"""Releases before it lack what the library calls."""
+FILE = Path(__file__).with_name("verified.json")  # What `make test-matrix` wrote
+OLDEST_SPARK = (4, 0)  # Releases before it lack what the library calls
 TAKE = "take Spark 4.0.5 or later: pip install 'spark-purgatory[spark]'"
 
 
@@ -24,8 +22,7 @@ class Finding:
     what: str
     found: str
     remedy: str = ""
-    is_note: bool = False
-    """Worth knowing, and neither right nor wrong."""
+    is_note: bool = False  # Worth knowing, and neither right nor wrong
 
     @property
     def status(self) -> str:
@@ -51,7 +48,7 @@ def verified_releases() -> list[str]:
 
 
 def release_finding(what: str, found: str) -> Finding:
-    """Whether a release of Spark was tested. One that was not is worth knowing, and no reason to stop."""
+    """Report whether a release of Spark was tested. An untested one is a note, not a fault."""
     if release_numbers(found)[:2] < OLDEST_SPARK:
         return Finding(what, found, TAKE)
     tested = verified_releases()

@@ -1,4 +1,4 @@
-"""What the demo and the jobs need of this machine, looked at without starting Spark."""
+"""Findings about this machine, made without starting Spark."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ INSTALL_JAVA = (
     "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
     "and put it on the PATH or in JAVA_HOME"
 )
-MIN_FREE_BYTES = 2 << 30
-"""The jars take 90 MB; the rest is for shuffles and a demo."""
+MIN_FREE_BYTES = 2 << 30  # The jars take 90 MB; the rest is for shuffles and a demo
 
 
 def java_finding() -> Finding:
-    """Whether there is a Java that Spark can start."""
+    """Report the Java that Spark would start."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -41,7 +40,7 @@ def java_finding() -> Finding:
 
 
 def pyspark_finding() -> Finding:
-    """Whether there is a Spark, and one that was tested. Clusters have it without a distribution of that name."""
+    """Report Spark's release. Clusters have it without a distribution of that name."""
     try:
         release = str(import_module("pyspark").__version__)
     except ModuleNotFoundError:
@@ -53,7 +52,7 @@ def pyspark_finding() -> Finding:
 
 
 def delta_finding() -> Finding:
-    """Whether there is a Delta whose jars can be had."""
+    """Report Delta's release, whose jars must have been published."""
     what = "delta-spark"
     try:
         found = version(what)
@@ -65,7 +64,7 @@ def delta_finding() -> Finding:
 
 
 def worker_python_finding() -> Finding:
-    """Whether Spark's workers will run this Python, which has the packages."""
+    """Report whether Spark's workers will run this Python, which has the packages."""
     name = "PYSPARK_PYTHON"
     value, remedy = os.environ.get(name), f"export {name}={sys.executable}"
     why = why_unfit(value or "python3")
@@ -78,7 +77,7 @@ def worker_python_finding() -> Finding:
 
 
 def jars_finding() -> Finding:
-    """Whether Delta's jars were downloaded already, or where they would come from."""
+    """Report whether Delta's jars were downloaded already, or where they would come from."""
     cache = Path.home() / ".ivy2.5.2" / "jars"
     is_there = any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar"))
     missing = "not cached; the first start downloads 90 MB from Maven Central"
@@ -86,7 +85,7 @@ def jars_finding() -> Finding:
 
 
 def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
-    """Whether files can be made in a folder, and whether there is room."""
+    """Report whether a folder can be written to and has room."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing):

@@ -33,7 +33,7 @@ CONNECT_SECONDS = 10
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What was asked for on the command line."""
+    """The arguments of the command."""
 
     spark: bool = False
     checkpoint: str | None = None
@@ -44,7 +44,7 @@ class DoctorRequest:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether a session must be started."""
+        """True if a session must be started."""
         return self.spark or self.checkpoint is not None or self.table is not None
 
 
@@ -69,7 +69,7 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Whether all fits, in a sentence."""
+    """Return one sentence about all findings."""
     counts = Counter(finding.status for finding in findings)
     notes = f", and {counts['note']:,} to know" if counts["note"] else ""
     if not counts["NO"]:
@@ -78,7 +78,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
-    """What to do now that all was seen."""
+    """Return what to do next."""
     if wrong:
         return f"To mend: {', '.join(finding.what for finding in wrong)}. Then run this command again."
     if request.needs_spark:

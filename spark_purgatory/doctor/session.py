@@ -1,4 +1,4 @@
-"""What a Spark session has: its release, Delta, its workers' Python and packages, sockets, state store, clocks.
+"""Findings about a Spark session: release, Delta, workers' Python and packages, sockets, state store, clocks.
 
 The workers tell of themselves in a tiny job, whose function travels whole: a worker that lacks spark_purgatory can
 still say so.
@@ -30,10 +30,8 @@ from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.worker_python import arrow_remedy
 
-PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
-"""What a worker imports to run a purgatory."""
-TASKS = 16
-"""How many tasks the tiny job has: some for each executor of a small cluster."""
+PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")  # What a worker imports to run a purgatory
+TASKS = 16  # How many tasks the tiny job has: some for each executor of a small cluster
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"

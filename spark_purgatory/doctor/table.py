@@ -1,4 +1,4 @@
-"""What a Delta table must be for rows to reach it exactly once, looked at as the sink does when it starts."""
+"""Findings about a Delta table, by the checks that the sink makes when it starts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_r
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 """Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
 LOG_RETENTION = TELLING[0]
-MIN_HISTORY_HOURS = 24
-"""A query that is stopped for a night finds its last drain in the history when it starts again."""
+MIN_HISTORY_HOURS = 24  # A query that is stopped for a night finds its last drain in the history when it starts again
 UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _LENGTH = re.compile(rf"(\d+) ({'|'.join(UNIT_HOURS)})s?", re.IGNORECASE)
 CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"})

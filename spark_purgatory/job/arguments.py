@@ -53,12 +53,12 @@ def writing_to(option: str, path: Path) -> Iterator[None]:
 
 
 def log_file() -> Path:
-    """Where the JVM writes what it would print on stderr."""
+    """Return a new file for what the JVM prints on stderr."""
     return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
 
 
 class Consent(NamedTuple):
-    """How a command that writes is agreed to: ``--dry-run`` only shows, ``--yes`` agrees, else a person is asked."""
+    """Consent to a command that writes: ``--dry-run`` only shows, ``--yes`` agrees, else a person is asked."""
 
     dry_run: bool
     yes: bool
@@ -77,7 +77,7 @@ class Consent(NamedTuple):
             )
 
     def given(self, console: Console, question: str) -> bool:
-        """Whether to do what was shown."""
+        """Return True if the change that was shown may be made."""
         agreed = self.yes or (not self.dry_run and console.input(f"{question} [y/N] ").strip().lower() in ("y", "yes"))
         if not agreed:
             say(console, "Nothing was changed")

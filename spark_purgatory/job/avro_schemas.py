@@ -27,8 +27,7 @@ class AvroSchemas:
     """What the values of a topic were written with, and what they are read as; each a schema in JSON."""
 
     reader: str
-    writers: Mapping[int, str]
-    """The writers' schemas by id of the registry; empty where the file alone says it."""
+    writers: Mapping[int, str]  # The writers' schemas by id of the registry; empty where the file alone says it
 
 
 def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:

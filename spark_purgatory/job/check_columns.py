@@ -33,8 +33,7 @@ TYPES = frozenset(
     "varchar variant void".split()
 )
 """The names with which a type begins in Spark's DDL."""
-TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
-"""Types of columns that hold a time."""
+TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})  # Types of columns that hold a time
 TEXTS = frozenset({"string", "varchar", "char", "character"})
 NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
 """Types whose values have no text of their own."""
@@ -115,7 +114,6 @@ def source_columns(given: InputSection) -> dict[str, str]:
 
 
 def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> Iterator[Problem]:
-    """Find times that the schema says to be of another type."""
     for field in ("created", "deadline", "time"):
         for column in _texts(given.get(field)):
             kind = kinds.get(column, "")
@@ -166,7 +164,6 @@ def _column_problems(
 
 
 def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the columns that an input must have: the field that names each, and its name."""
     for option_name, option in options_of(declared).items():
         if option.kind in (ColumnLike, Columns, Names, TimeOut) and option_name != "removed_columns":
             for column in _texts(given.get(option_name)):

@@ -1,4 +1,4 @@
-"""``spark-purgatory check``: whether a job's file is right, and what it would run, without Spark."""
+"""``spark-purgatory check``: the faults of a job's file, or what it would run, without Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
 
 
 def described(config: JobConfig) -> Iterator[tuple[str, str]]:
-    """What a job would run, line by line; values of options and of Spark settings are left out."""
+    """Yield the lines about a job. Values of options and of Spark settings are left out."""
     options = config.options()
     operations, completions = options.operations, options.completions
     yield "job", config.name
@@ -79,7 +79,7 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
 
 
 def source_text(given: InputSection) -> str:
-    """Where an input's rows come from."""
+    """Describe an input's source."""
     source = given.source
     if isinstance(source, KafkaSource):
         topics = f"topic {names(source.topic)}" if source.topic else f"topics {source.topic_pattern}"

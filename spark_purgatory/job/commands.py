@@ -85,7 +85,6 @@ def show_move(
 
 
 def _removed(given: Sequence[str]) -> dict[str, int]:
-    """What ``--removed`` states, by table."""
     pairs = {name: rows for name, _, rows in (each.partition("=") for each in given)}
     if wrong := [name for name, rows in pairs.items() if not rows.isdecimal()]:
         raise ConfigError(f"--removed {wrong[0]}: give a table and how many rows you removed, such as operations=4")

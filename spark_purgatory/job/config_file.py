@@ -26,8 +26,7 @@ from spark_purgatory.job.check_columns import file_problems
 from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
 from spark_purgatory.job.job_config import JobConfig
 
-MAX_VALUE_CHARS = 60
-"""A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""
+MAX_VALUE_CHARS = 60  # A wrong value is quoted up to this length: enough to recognise it on one line of a terminal
 BRANCHES = ("[key]", "bool", "literal['all']")
 """What pydantic adds to the place of an error, and is no field: the key of a mapping, the types of a union."""
 WORDS = {
@@ -50,10 +49,8 @@ FORMS = {
 }
 """How a section is written that was given as a single value."""
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-MOST_VALUES = 10_000
-"""In one file, with what its aliases repeat."""
-MERGE = "tag:yaml.org,2002:merge"
-"""The tag of ``<<``."""
+MOST_VALUES = 10_000  # In one file, with what its aliases repeat
+MERGE = "tag:yaml.org,2002:merge"  # The tag of ``<<``
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")
 """A field of a mapping with names of its own, dots and all."""
 _NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")
@@ -65,7 +62,7 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class JobConfigError(ConfigError):
-    """Everything that is wrong with a job file."""
+    """All faults of a job's file."""
 
     def __init__(self, origin: str, problems: Iterable[Problem], lines: Mapping[str, int] | None = None) -> None:
         self.origin = origin
@@ -75,7 +72,6 @@ class JobConfigError(ConfigError):
 
 
 def _line_of(problem: Problem, lines: Mapping[str, int]) -> str:
-    """Where the file says it: the line of the field, or of what it is in; a text of several fields begins with one."""
     field = problem.field or problem.allowed.split(" ", 1)[0].rstrip(":,")
     while field and field not in lines:
         field = field.rpartition(".")[0]
@@ -97,7 +93,6 @@ def _given(error: ErrorDetails) -> str:
 
 
 def _choices(given: object, expected: str) -> str:
-    """Return what is allowed, in pydantic's words, and the one that may be meant."""
     meant = near(str(given), re.findall("'([^']+)'", expected)).removeprefix(", ")
     return f"{meant + ' Allowed' if meant else 'allowed'}: {expected}"
 
@@ -228,14 +223,12 @@ _UniqueKeys.add_constructor(INT, lambda _, node: int(node.value, {"0o": 8, "0x":
 
 
 def _inner(node: yaml.Node | None) -> list[tuple[str, yaml.Node, yaml.Node]]:
-    """The name of each field or item of a node, the node of the name, and its own."""
     if isinstance(node, yaml.MappingNode):
         return [(str(name.value), name, inner) for name, inner in node.value]
     return [(str(i), inner, inner) for i, inner in enumerate(node.value)] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """How many values a node has once each alias is a copy."""
     if id(node) not in known:
         known[id(node)] = 0  # of a value that holds itself
         known[id(node)] = 1 + sum(_size(inner, known) for _, _, inner in _inner(node))
@@ -257,7 +250,6 @@ def _unshared(value: Any) -> Any:
 
 
 def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
-    """What a text holds, and the line of each field."""
     try:
         loader = _UniqueKeys(text)
         return _unshared(loader.get_single_data()), loader.lines
@@ -289,7 +281,6 @@ def _override(document: dict[str, Any], assignment: str, number: int) -> None:
 
 
 def _expand(value: Any, field: str, problems: list[Problem]) -> Any:
-    """Replace ``${NAME}`` from the environment, everywhere below ``value``."""
     if isinstance(value, dict):
         return {key: _expand(inner, f"{field}.{key}" if field else str(key), problems) for key, inner in value.items()}
     if isinstance(value, list):

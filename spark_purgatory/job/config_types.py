@@ -1,4 +1,4 @@
-"""What the models of the job's file have in common: their base, and the types of their fields."""
+"""The base of the models of the job's file, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from spark_purgatory.config.declared import JOIN_THEM
 from spark_purgatory.config.units import parse_duration, parse_size
 
-FREE_FORM = ("options", "spark")
-"""Mappings whose keys hold dots and whose values may be secret."""
-SECRET = (*FREE_FORM, "user_info", "url")
-"""Fields whose values no error shows."""
+FREE_FORM = ("options", "spark")  # Mappings whose keys hold dots and whose values may be secret
+SECRET = (*FREE_FORM, "user_info", "url")  # Fields whose values no error shows
 
 
 def _as_text(value: object) -> object:
-    """YAML's 4 and true, as Spark's settings want them: "4" and "true"."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value
@@ -34,7 +31,6 @@ def _read_by(parse: Callable[[object, str], object]) -> BeforeValidator:
 
 
 def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
-    """Refuse values of some of YAML's types, in words of ours."""
 
     def check(value: object) -> object:
         if isinstance(value, kinds):
@@ -64,8 +60,7 @@ Duration = Annotated[str, _read_by(parse_duration)]
 OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in select")]
 TimeOutText = Annotated[Text, _but((int, float), 'a number alone has no unit: write "30 minutes", or name a column')]
 Size = Annotated[str | int, _read_by(parse_size)]
-Whole = Annotated[int, _but(bool, "must be a whole number")]
-"""YAML's yes is no 1."""
+Whole = Annotated[int, _but(bool, "must be a whole number")]  # YAML's yes is no 1
 Number = Annotated[int | float | str, _but((bool, bytes, date, dict, list, set), "must be a number")]
 Setting = Annotated[str, Field(pattern=r"^spark\.")]
 
@@ -75,8 +70,7 @@ class Model(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
 
-    one_of: ClassVar[tuple[str, ...]] = ()
-    """Fields of which exactly one must be given."""
+    one_of: ClassVar[tuple[str, ...]] = ()  # Fields of which exactly one must be given
 
     @classmethod
     def long_form(cls, given: Any) -> Any:

@@ -41,7 +41,7 @@ from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, chec
 
 
 class InputSection(Model):
-    """What both inputs have: where rows come from and how they are shaped before they are used."""
+    """The fields of both inputs: the source of their rows and how they are shaped."""
 
     source: Source
     select: Texts = Field(default_factory=lambda: ["*"])
@@ -52,7 +52,7 @@ class InputSection(Model):
         return _given(self, but=InputSection.model_fields)
 
     def names(self, column: str) -> bool:
-        """Whether ``select`` or ``where`` names a column."""
+        """Return True if ``select`` or ``where`` names a column."""
         return any(column in expression for expression in (*self.select, self.where or ""))
 
 
@@ -196,7 +196,7 @@ class CriterionSection(Model):
 
 @with_options_of(PurgatoryOptions, but=("operations", "completions", "criterion"))
 class RulesSection(Model):
-    """How operations are decided; a field means what the argument of `Purgatory` of that name means."""
+    """The rules; a field means what the argument of `Purgatory` of that name means."""
 
     criterion: CriterionSection
 
@@ -210,7 +210,7 @@ TOPIC_FIELDS = ("topic", "options")
 
 @with_options_of(SinkOptions)
 class Output(Model):
-    """Where outcomes go: a Delta table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
+    """The output: a Delta table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
 
     topic: Text | None = None
     options: dict[str, Scalar] = Field(default_factory=dict)
@@ -236,7 +236,7 @@ class Output(Model):
 
 
 class Trigger(Model):
-    """When a micro-batch starts: by the clock, or one after the other until all there is was read."""
+    """The start of micro-batches: by the clock, or one after the other until all is read."""
 
     processingTime: Duration | None = None
     availableNow: Literal[True] | None = None
@@ -251,7 +251,7 @@ class DeadLetters(Model):
 
 
 class MetricsOutput(Model):
-    """Where the job's metrics go (docs/metrics.md)."""
+    """The reporters of the job's metrics (docs/metrics.md)."""
 
     prometheus_port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
     """Serve them for Prometheus at this port."""

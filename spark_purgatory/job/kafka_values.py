@@ -14,8 +14,7 @@ from spark_purgatory.job.source_config import KAFKA_COLUMNS, KafkaSource
 MARK = "spark_purgatory_read"
 """A field with a default that every value which can be read gets: without it, a value of nulls and one that cannot be
 read are the same. No source has it."""
-HEADER_BYTES = 5
-"""A zero, and the id of a schema in four bytes."""
+HEADER_BYTES = 5  # A zero, and the id of a schema in four bytes
 MAX_BYTES = 2**31 - 1
 
 
@@ -70,8 +69,8 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
     said = F.format_string(
         "spark_purgatory.errors.SourceError: the value at %s has the schema %s, which the registry's subject did not "
-        "have when the job started. Start the job again: it asks anew. If no registry has it, set avro.unknown_id: "
-        "reject",
+        "have when the job started. Start the job again: it asks the registry. If no registry has it, set "
+        "avro.unknown_id: reject",
         place,
         schema_id(value),
     )
@@ -79,7 +78,7 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
 
 
 def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
-    """Why Avro bytes cannot be read; null where they can."""
+    """Return why Avro bytes cannot be read; null if they can."""
     avro = source.avro
     assert avro is not None, "bug: the source has no Avro"
     record = avro_record(value, schemas, source)
@@ -93,7 +92,7 @@ def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
 
 
 def has_header(value: Column) -> Column:
-    """Whether bytes begin with a zero and are long enough for an id."""
+    """Return True for bytes that begin with a zero and are long enough for an id."""
     return (F.substring(value, 1, 1) == F.lit(b"\x00")) & (F.octet_length(value) >= HEADER_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What the job shows while it runs: a live view on a terminal, one plain line a micro-batch elsewhere.
+"""The job's progress: a live view on a terminal, one plain line a micro-batch elsewhere.
 
 Everything comes from Spark's own progress reports and from the counters that the purgatory adds to them, so
 that looking costs no query.
@@ -42,8 +42,7 @@ class Totals:
     pending: int = 0
     batches: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
-    counted: Counter[str] = field(default_factory=Counter)
-    """All counters by name, with those of `REJECTION_COUNTERS`."""
+    counted: Counter[str] = field(default_factory=Counter)  # All counters by name, with those of `REJECTION_COUNTERS`
 
     def add(self, counters: dict[str, Any]) -> None:
         """Take in a micro-batch."""
@@ -141,7 +140,6 @@ class ProgressDisplay:
         return Group(*parts)
 
     def _look(self, query: Query) -> None:
-        """What the query is at, asked on the thread that may call Spark."""
         if isinstance(query, AccumulatorQuery) and (found := query.measure()):
             files, staged = found["drained_files_total"], readable_bytes(found["staged_bytes"])
             self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
@@ -155,7 +153,6 @@ class ProgressDisplay:
             self._doing, self._waits, self._changed_s = what, waits, time.monotonic()
 
     def _take(self, report: Any) -> BatchLine | None:
-        """The batch's line; None for one that only passed the time."""
         self._last_batch = report["batchId"]
         observed = report["observedMetrics"].get(self._counters)
         rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if is_theirs(source["description"]))

@@ -40,8 +40,7 @@ STEPS_MS = tuple(
 )
 """Widths of the bars of a narrow range."""
 BARS, FEW_BOUNDS = 10, 4
-NEWER = -1
-"""The bin of what is negative: operations that were created after the watermark."""
+NEWER = -1  # The bin of what is negative: operations that were created after the watermark
 REASONS_SHOWN = 10
 ROWS_SHOWN = 10
 
@@ -58,14 +57,13 @@ class EndsNext:
 
 @dataclass(frozen=True)
 class Report:
-    """What the page shows, in numbers."""
+    """The numbers of the page."""
 
     name: str
     table: str
     checkpoint: str
     made_ms: int
-    summary: Summary
-    """The summary of the table and of what is staged for it."""
+    summary: Summary  # The summary of the table and of what is staged for it
     in_table: int
     gauges: Gauges
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -74,19 +72,15 @@ class Report:
     """Outcomes by status and by bin of ``wait_ms``: the number of ``bounds_ms["wait_ms"]`` at or below it."""
     ages: dict[int, int] = field(default_factory=dict)
     """Pending operations by bin of ``age_ms``; `NEWER`: those created after the watermark."""
-    remaining: dict[int, int] = field(default_factory=dict)
-    """Pending operations by bin of ``remaining_ms``."""
+    remaining: dict[int, int] = field(default_factory=dict)  # Pending operations by bin of ``remaining_ms``
     bounds_ms: dict[str, tuple[int, ...]] = field(default_factory=dict)
     criteria: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    """REJECTED operations by reason, the most frequent first."""
-    ends_next: tuple[EndsNext, ...] = ()
-    """The operations whose deadlines come first; empty if no rows were asked for."""
+    reasons: dict[str, int] = field(default_factory=dict)  # REJECTED operations by reason, the most frequent first
+    ends_next: tuple[EndsNext, ...] = ()  # The operations whose deadlines come first; empty if no rows were asked for
     missed: dict[str, int] = field(default_factory=dict)
     """Keys for which more than one operation waits, and how many do, the most first; empty as `ends_next` is."""
     history: tuple[MicroBatch, ...] = ()
-    moved_on: bool = False
-    """The query committed a micro-batch while the numbers were read: they may differ by its rows."""
+    moved_on: bool = False  # The query committed a micro-batch while the numbers were read: they may differ by its rows
 
 
 def read_report(
@@ -116,6 +110,8 @@ def read_report(
 
 def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
+    # Read once for five counts.
+    table = table.select(*(prefix + name for name in ("status", "resolved_at", "wait_ms", "reason"))).persist()
     tally = state_tally(spark, checkpoint)
     found = gauges(spark, checkpoint=checkpoint)
     bounds_ms: dict[str, tuple[int, ...]] = {}
@@ -133,12 +129,14 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     written = sink.read(spark) if sink.table_exists(spark) else None
     file_bytes = [] if written is None else file_sizes(written)
     last = committed_batches(spark, checkpoint)
+    summary = summarise(table, tally or JobTally(), file_bytes, prefix)
+    table.unpersist()
     return Report(
         name="",
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=time.time_ns() // 1_000_000,
-        summary=summarise(table, tally or JobTally(), file_bytes, prefix),
+        summary=summary,
         in_table=0 if written is None else written.count(),
         gauges=found,
         by_hour=by_hour,
@@ -158,14 +156,14 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
 def _of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
 ) -> tuple[Counter[Any], ...]:
-    """Operations that wait by age, by time left, and by criterion."""
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
-    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
+    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_").persist()
     bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
     counts: tuple[Counter[Any], ...] = (Counter(), Counter(), Counter())
     for *found, count in waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect():
         for at, into in zip(found, counts, strict=True):
             into.update({} if at is None else {at: count})
+    waits.unpersist()
     return counts
 
 

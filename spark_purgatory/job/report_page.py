@@ -23,19 +23,15 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, Report
 from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
-from spark_purgatory.job.summary import NOTHING_LOST, verdict
+from spark_purgatory.job.summary import NOTHING_LOST, sums_of, verdict
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
 
-HOURS_SHOWN = 72
-"""Bars of the picture of outcomes over time, at most."""
-FEW_BARS = 24
-"""So many have room for a number on each."""
-FEW_FILES = 8
-"""A sentence says more of so few than a picture."""
-STILL = 3
-"""Micro-batches with one watermark, after which it is said to stand."""
+HOURS_SHOWN = 72  # Bars of the picture of outcomes over time, at most
+FEW_BARS = 24  # So many have room for a number on each
+FEW_FILES = 8  # A sentence says more of so few than a picture
+STILL = 3  # Micro-batches with one watermark, after which it is said to stand
 COLOURS = {
     "COMPLETED": "#2e7d32",
     "EXPIRED": "#ef6c00",
@@ -47,8 +43,7 @@ COLOURS = {
 }
 """One colour a status, in the order in which they are stacked and listed; the dashboard has the same."""
 WAITING = "#1565c0"
-WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")
-"""Statuses of operations that have waited."""
+WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")  # Statuses of operations that have waited
 HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
 
 
@@ -96,10 +91,7 @@ def page(report: Report) -> str:
 def _nothing_lost(report: Report) -> tuple[bool, str, str]:
     tally, summary = report.summary.tally, report.summary
     staged = sum(summary.by_status.values()) - report.in_table
-    text = (
-        f"{tally.received:,} received = {tally.decided:,} with an outcome + {tally.pending:,} waiting. "
-        f"{report.in_table:,} rows are in the table, {staged:,} are staged for it."
-    )
+    text = f"{sums_of(tally)}. {report.in_table:,} rows are in the table, {staged:,} are staged for it."
     if report.moved_on:
         return True, "Read while the query went on", f"{text} These numbers may differ by a micro-batch."
     said = verdict(summary)
@@ -157,7 +149,6 @@ def _tiles(report: Report) -> str:
 
 
 def _next_to_expire(report: Report) -> str:
-    """How many operations end by their deadlines as the watermark moves, if no event comes."""
     if not report.remaining:
         return ""
     within = range(min(report.remaining), max(report.remaining) + 1)
@@ -169,7 +160,6 @@ def _next_to_expire(report: Report) -> str:
 
 
 def _bound(at: int, bounds_ms: Sequence[int]) -> str:
-    """The upper end of a bin, in the largest unit of which it is a whole number."""
     if at == len(bounds_ms):
         return "more"
     units = (("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1))
@@ -267,7 +257,6 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
 
 
 def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> str:
-    """A picture with a bar for each bin of a column; ``data`` is by bin, or by status and bin."""
     by_status = {"": data} if data and isinstance(next(iter(data.values())), int) else data
     at = [each for counts in by_status.values() for each in counts]
     if not at:

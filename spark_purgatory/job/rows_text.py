@@ -48,7 +48,7 @@ def lines(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Whether every value is whole on a line of the console."""
+    """Return True if every value is whole on a line of the console."""
     return Measurement.get(console, console.options.update(max_width=ANY_WIDTH), table).maximum <= console.width
 
 

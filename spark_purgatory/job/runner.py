@@ -35,8 +35,7 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.terminal import at_work, say, terminal
 
 Query = AccumulatorQuery | StreamingQuery
-POLL_SECONDS = 0.25
-"""How often progress is read, and how long a signal waits at most."""
+POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 NO_TOPIC = "UnknownTopicOrPartitionException"
 NO_BROKER = (
@@ -99,7 +98,7 @@ def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | Non
 
 
 def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
-    """Where the file sends the query's metrics. Raises ConfigError where a port or a file cannot be had."""
+    """Yield the reporters that the file asks for. Raises ConfigError if a port is taken or a file cannot be written."""
     if wanted.prometheus_port is not None:
         yield metrics.prometheus(wanted.prometheus_port)
     if wanted.json_lines is not None:
@@ -153,7 +152,7 @@ def _summarise(
 
 
 def kafka_fault(said: str, config: JobConfig) -> str | None:
-    """What is wrong with the job's topics or brokers, whose fields Spark does not name; None if nothing is."""
+    """Return the fault of the job's topics or brokers, whose fields Spark does not name; None without one."""
     sources = {"operations": config.operations.source, "completions": config.completions.source}
     read = {name: source for name, source in sources.items() if isinstance(source, KafkaSource)}
     if NO_TOPIC in said:

@@ -58,8 +58,7 @@ LOCAL_CHECKPOINT = {
     FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{CHECKPOINTING}{KEEPS_OLD_FILES}",
     LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
 }
-IDLE_WORKER_US = 60_000_000
-"""Spark ends a Python worker that had no work for a minute."""
+IDLE_WORKER_US = 60_000_000  # Spark ends a Python worker that had no work for a minute
 TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """They print every error of Spark's analysis as five thousand characters of JSON; the commands say it in a line."""
 # spark-submit's word on the process it started, of no use to another one.
@@ -150,7 +149,6 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
 
 
 def _packages(config: JobConfig) -> list[str]:
-    """Jars beside Delta's: the file's, and those of Kafka and Avro where it reads or writes them."""
     read = [given.source for given in (config.operations, config.completions) if isinstance(given.source, KafkaSource)]
     needed = {
         KAFKA_PACKAGE: bool(read) or config.output.topic is not None,

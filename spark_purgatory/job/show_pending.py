@@ -26,14 +26,13 @@ from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 
 NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
-IN_PROGRESS = ("reached", "needed")
-"""What ``progress`` says in words; shown where they are asked for."""
+IN_PROGRESS = ("reached", "needed")  # What ``progress`` says in words; shown where they are asked for
 ADVICE = "An operation ends when the watermark (not the clock) reaches its deadline."
 
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """What was asked for on the command line."""
+    """The arguments of the command."""
 
     checkpoint: str
     where: str
@@ -49,16 +48,14 @@ class PendingRequest:
 
 @dataclass(frozen=True)
 class FoundPending:
-    """What the checkpoint holds of it."""
+    """The rows that were found."""
 
     columns: Sequence[str]
     times: Sequence[str]
-    texts: Sequence[str]
-    """The rows as Spark writes them in JSON."""
+    texts: Sequence[str]  # The rows as Spark writes them in JSON
     count: int
     watermark_ms: int | None
-    next_ms: int | None
-    """The time from the watermark until the first deadline."""
+    next_ms: int | None  # The time from the watermark until the first deadline
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ class AvroValues(Model):
 
     @property
     def has_header(self) -> bool:
-        """Whether values begin with the five bytes."""
+        """True if values begin with the five bytes."""
         return self.confluent_header or self.registry is not None
 
 

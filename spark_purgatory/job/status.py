@@ -55,7 +55,7 @@ def written(seconds: int, how: str) -> str:
 
 
 def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: int) -> tuple[bool, str, str]:
-    """Whether the query runs, as far as its checkpoint shows: its last micro-batch beside the pace of those before."""
+    """Report whether the query runs, by its last micro-batch and the pace of those before it."""
     if not history:
         return False, "No micro-batch has begun", "The query has not run yet."
     last = history[-1]
@@ -111,7 +111,6 @@ def _numbers(folder: Path, name: str) -> list[int]:
 
 
 def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
-    """What a `RecordAccumulator` has noted in its staging log."""
     files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
     try:
         claims = [dict(json.loads(each.read_text())) for each in files]

@@ -1,4 +1,4 @@
-"""How a job learns that it is to stop: by a signal to its own process, or by one to Spark's JVM.
+"""A job stops by a signal to its own process, or by one to Spark's JVM.
 
 ``spark-submit`` is the JVM, and the job's Python is its child: SIGTERM to ``spark-submit`` reaches the JVM alone. Sent
 to the process group, as systemd and ``timeout`` send it, it reaches both. A JVM that gets it ends at once, and takes
@@ -21,10 +21,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
-BEFORE_SPARK = 1000
-"""The priority; Spark's own are below 60."""
-PATIENCE_SECONDS = 3600
-"""How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL."""
+BEFORE_SPARK = 1000  # The priority; Spark's own are below 60
+PATIENCE_SECONDS = 3600  # How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -32,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether someone asked the job to stop, and by which signal."""
+    """A request to stop the job, and its signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

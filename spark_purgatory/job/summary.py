@@ -1,4 +1,4 @@
-"""What the job says at its end: the table's outcomes, its files, and whether anything was lost.
+"""The end of a job: the table's outcomes, its files, and a check that nothing was lost.
 
 That nothing was lost is checked, not assumed: what the operator's own state says it received and still holds is read
 back from the checkpoint, and set against the rows of the table.
@@ -82,18 +82,19 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
         say(console, f"Beside them {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
     say(console, _files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
-    where = "all in the table" if outcomes == tally.decided else f"{outcomes:,} in the table"
-    counted = f"{tally.received:,} received = {tally.decided:,} with an outcome, {where} + {tally.pending:,} waiting"
-    say(console, f"{_sober(verdict(summary), totals)}: {counted}")
+    where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
+    say(console, f"{_sober(verdict(summary), totals)}: {sums_of(tally, where)}")
 
 
 def topic_line(tally: JobTally, totals: Totals) -> str:
     """Return the sums of a job that writes to a topic, from its checkpoint."""
-    is_whole = tally.received == tally.decided + tally.pending
-    return (
-        f"{_sober(NOTHING_LOST if is_whole else WRONG_SUM, totals)}: {tally.received:,} received = "
-        f"{tally.decided:,} with an outcome + {tally.pending:,} waiting"
-    )
+    said = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
+    return f"{_sober(said, totals)}: {sums_of(tally)}"
+
+
+def sums_of(tally: JobTally, where: str = "") -> str:
+    """Return the operations received, decided and waiting; ``where`` are those with an outcome."""
+    return f"{tally.received:,} received = {tally.decided:,} with an outcome{where} + {tally.pending:,} waiting"
 
 
 def _sober(said: str, totals: Totals) -> str:

@@ -20,8 +20,7 @@ from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.spark_access import settings_at_start
 
-AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS
-"""Every record has all fields, and times as exact as Spark's."""
+AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all fields, and times as exact as Spark's
 
 
 def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
