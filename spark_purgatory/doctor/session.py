@@ -1,7 +1,6 @@
 """Findings about a Spark session: release, Delta, workers' Python and packages, sockets, state store, clocks.
 
-The workers tell of themselves in a tiny job, whose function travels whole: a worker that lacks spark_purgatory can
-still say so.
+Workers report in a tiny job whose function is sent by value, so that one without spark_purgatory can answer.
 """
 
 from __future__ import annotations

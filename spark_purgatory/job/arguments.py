@@ -1,6 +1,4 @@
-"""What arguments mean that several commands take: settings of the session, a table, a log file. It works without
-Spark.
-"""
+"""Arguments that several commands share: settings of the session, a table, a log file. It works without Spark."""
 
 from __future__ import annotations
 

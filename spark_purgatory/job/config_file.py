@@ -1,8 +1,8 @@
-"""Reading a job's YAML file, with errors that name the field, the value and what is allowed.
+"""Reads a job's YAML file.
 
 YAML -> ``--set`` -> ``${VARIABLE}`` -> the models of `spark_purgatory.job.job_config` and the checks of
 `spark_purgatory.job.check_columns`. One `JobConfigError` lists all that the last three find. Values of options and of
-Spark settings appear in no message: they may be secret.
+Spark settings may be secret and appear in no message.
 """
 
 from __future__ import annotations

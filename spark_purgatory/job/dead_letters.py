@@ -1,9 +1,7 @@
-"""Rows of the inputs that do not fit the schema: their text and the reason, in a Delta table of their own.
+"""Rows of CSV and JSON files and of Kafka topics that do not fit the schema, in a Delta table of their own.
 
-They are rows of CSV and JSON files and of Kafka topics. A second query reads the same sources and writes the table,
-exactly once: Delta remembers the micro-batches of a query, whose checkpoint lies beside the job's. The job's own query
-reads such a row as before, with null in the fields that cannot be read, and what comes of it is REJECTED or a rejected
-event, if a field that it needs is null.
+A second query reads the same sources and writes the table, exactly once. The job's own query reads such a row with
+null in the fields that cannot be read.
 """
 
 from __future__ import annotations

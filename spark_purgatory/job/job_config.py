@@ -1,9 +1,6 @@
-"""The fields of the job's YAML file.
+"""The fields of the job's YAML file, made from the classes of options in `spark_purgatory.config`.
 
-The models are made from the classes of options in `spark_purgatory.config`, so that the file has every option that
-Python has. They forbid unknown fields: a misspelt name is an error, never a silent default.
-
-Options and Spark settings may hold passwords: their values appear in no repr.
+Unknown fields are refused. Options and Spark settings may hold passwords, so their values appear in no repr.
 """
 
 from __future__ import annotations

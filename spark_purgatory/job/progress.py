@@ -1,8 +1,4 @@
-"""The job's progress: a live view on a terminal, one plain line a micro-batch elsewhere.
-
-Everything comes from Spark's own progress reports and from the counters that the purgatory adds to them, so
-that looking costs no query.
-"""
+"""The job's progress, from Spark's own reports: a live view on a terminal, one plain line a micro-batch elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page of ``spark-purgatory report``: HTML that needs no other file, with pictures; light, dark, wide and narrow.
-
-It answers four questions, the first two before one scrolls: is it healthy, what waits, why, and what happens next.
-"""
+"""The page of ``spark-purgatory report``: HTML without other files. Its health is first, then what waits and why."""
 
 from __future__ import annotations
 

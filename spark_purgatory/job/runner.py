@@ -1,7 +1,6 @@
 """The job: two streams named in a YAML file, one outcome for each operation in a Delta table or a Kafka topic.
 
-However a run ends, a rerun with the same checkpoint goes on where it stopped, and loses nothing. A table has each
-outcome once, a topic once or more often.
+A rerun with the same checkpoint loses nothing. A table has each outcome once, a topic once or more often.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The part of the job's YAML file that says where an input is read from.
-
-Options may hold passwords: their values appear in no repr and in no error.
-"""
+"""The sources of the job's file. Options may hold passwords, so their values appear in no repr and in no error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A job stops by a signal to its own process, or by one to Spark's JVM.
 
-``spark-submit`` is the JVM, and the job's Python is its child: SIGTERM to ``spark-submit`` reaches the JVM alone. Sent
-to the process group, as systemd and ``timeout`` send it, it reaches both. A JVM that gets it ends at once, and takes
-the query with it. So the job has the JVM wait: Hadoop keeps a list of what is done before the end, by priority, and
-Spark's own entry, which stops the session, comes after the job's.
+Under ``spark-submit`` the JVM is the parent: SIGTERM reaches it alone, or both if it is sent to the process group. A
+JVM ends at once and takes the query with it. So the job adds a shutdown hook to Hadoop's list, before Spark's own: it
+waits for the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The end of a job: the table's outcomes, its files, and a check that nothing was lost.
 
-That nothing was lost is checked, not assumed: what the operator's own state says it received and still holds is read
-back from the checkpoint, and set against the rows of the table.
+The check compares the rows of the table with what the operator's state in the checkpoint has received and still holds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Counts of a checkpoint's operations, made by the workers.
-
-The module imports nothing that only the command line has: workers need not have ``rich``.
-"""
+"""Counts of a checkpoint's operations, made by the workers, which need not have ``rich``."""
 
 from __future__ import annotations
 

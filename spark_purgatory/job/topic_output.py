@@ -1,7 +1,7 @@
 """Outcomes into a Kafka topic: at least once, as Spark's producer writes them.
 
 A record's key is the operation's id as text, its value the outcome's row in JSON. A micro-batch that fails is written
-again, so a reader sees an outcome once or more often, each time with the same key and value.
+again, with the same keys and values.
 """
 
 from __future__ import annotations

@@ -222,5 +222,5 @@ def watch_batch(results: DataFrame, shards: int | None, is_broadcast: bool) -> D
 
 _watch = _QueryWatch()
 _numbers = itertools.count()
-_sessions: WeakSet[SparkSession] = WeakSet()
+_sessions: WeakSet[SparkSession] = WeakSet()  # Sessions whose queries are watched
 _batch_sessions: WeakSet[SparkSession] = WeakSet()
