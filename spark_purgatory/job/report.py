@@ -110,8 +110,6 @@ def read_report(
 
 def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
-    # Read once for five counts.
-    table = table.select(*(prefix + name for name in ("status", "resolved_at", "wait_ms", "reason"))).persist()
     tally = state_tally(spark, checkpoint)
     found = gauges(spark, checkpoint=checkpoint)
     bounds_ms: dict[str, tuple[int, ...]] = {}
@@ -129,14 +127,12 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     written = sink.read(spark) if sink.table_exists(spark) else None
     file_bytes = [] if written is None else file_sizes(written)
     last = committed_batches(spark, checkpoint)
-    summary = summarise(table, tally or JobTally(), file_bytes, prefix)
-    table.unpersist()
     return Report(
         name="",
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=time.time_ns() // 1_000_000,
-        summary=summary,
+        summary=summarise(table, tally or JobTally(), file_bytes, prefix),
         in_table=0 if written is None else written.count(),
         gauges=found,
         by_hour=by_hour,
@@ -157,13 +153,12 @@ def _of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
 ) -> tuple[Counter[Any], ...]:
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
-    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_").persist()
+    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
     bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
     counts: tuple[Counter[Any], ...] = (Counter(), Counter(), Counter())
     for *found, count in waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect():
         for at, into in zip(found, counts, strict=True):
             into.update({} if at is None else {at: count})
-    waits.unpersist()
     return counts
 
 
