@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash simulate fuzz conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -112,6 +112,9 @@ fuzz: $(STAMP) ## Changed inputs for every reader of bytes: make fuzz MINUTES=60
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
+
+test-iceberg: java $(STAMP) ## The sink on real Iceberg tables, on a Spark that Iceberg has a runtime for
+	@$(BIN)/python -m tests.iceberg $(PYTEST_ARGS)
 
 test-matrix: java $(STAMP) ## A slice of the tests on other releases of Spark, Python, Java and packages; checkpoints that travel: an hour
 	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)

@@ -183,6 +183,7 @@ class SinkOptions(Options):
 
     path: str | None = None
     table: str | None = None
+    format: Literal["delta", "iceberg"] | None = None
     partition_by: Names = ()
     batch_size: Size = "128 MiB"
     linger: Duration = "5 minutes"
@@ -198,6 +199,10 @@ class SinkOptions(Options):
         if bool(self.path) == bool(self.table):
             raise ConfigError(f"give exactly one of path and table, got path={self.path!r}, table={self.table!r}")
         require_name(self.path or self.table, "path" if self.path else "table")
+        if self.format == "iceberg" and self.path:
+            raise ConfigError(
+                f"format='iceberg' needs the name of a table, not path={self.path!r}: table='catalog.db.t'"
+            )
         buffer_bytes, batch_bytes = self.bytes_of("buffer_memory"), self.bytes_of("batch_size")
         if buffer_bytes < batch_bytes:
             raise ConfigError(

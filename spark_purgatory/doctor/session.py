@@ -24,6 +24,7 @@ from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_start import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.storage.spark_access import told
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -142,6 +143,8 @@ def delta_finding(spark: SparkSession) -> Finding:
     try:
         described(spark, sql_text("/"))
     except SPARK_FAULTS as error:
+        if is_without_delta(error) and ICEBERG in (spark.conf.get("spark.sql.extensions", None) or ""):
+            return note("Delta", "not in this session, which writes Iceberg tables alone")
         if is_without_delta(error):
             return Finding("Delta", "not in this session", what_lacks(spark).replace(" Nothing was started.", ""))
         return Finding("Delta", sentence_of(error), "see the message; the session must reach its file system")

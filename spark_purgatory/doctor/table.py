@@ -1,4 +1,4 @@
-"""Findings about a Delta table, by the checks that the sink makes when it starts."""
+"""Findings about a table, by the checks that the sink makes when it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from spark_purgatory.errors import START_OVER, PurgatoryError, sentence_of
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.formats import opened, with_format
+from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
@@ -33,7 +34,7 @@ CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordina
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:
     """Everything about a table; with a checkpoint also whether it still holds what that has delivered."""
     try:
-        target = opened(SinkOptions(path=place.get("path"), table=place.get("table")))
+        target = opened(with_format(spark, SinkOptions(path=place.get("path"), table=place.get("table"))))
         facts = target.facts(spark)
     except PurgatoryError as error:
         name = type(error).__name__
@@ -49,24 +50,29 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         yield note("table", f"{target}: there is none yet, the first drain makes it")
     else:
         partitions = f", partitioned by {', '.join(facts.partition_by)}" if facts.partition_by else ""
-        yield Finding("table", f"{target}: Delta, id {facts.id}{partitions}")
-        unknown = sorted(set(facts.features) - KNOWN_FEATURES)
-        remedy = f"write a row with this session's Delta, or DROP FEATURE {', '.join(unknown)}" if unknown else ""
-        yield Finding("table features", ", ".join(facts.features) or "none", remedy)
-        place_text = f"by name, in {facts.location}" if target.table else "by path"
-        managed = ", ".join(sorted(CATALOG_MANAGED & set(facts.features)))
-        kept = f"its catalog keeps its commits ({managed})" if managed else "its commits are in its folder"
-        yield Finding("table kind", f"{place_text}; {kept}")
-        if facts.is_mapped:
-            yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
-        yield from property_findings(facts.properties)
-        newest = None
+        known_by = f", id {facts.id}" if facts.id else f", in {facts.location}"
+        yield Finding("table", f"{target}: {target.format}{known_by}{partitions}")
         if isinstance(target, DeltaTarget):
-            newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
-        if newest is not None:  # the clock of the last writer, or of its storage
-            yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
+            yield from delta_findings(spark, target, facts)
     if checkpoint is not None:
         yield delivery_finding(spark, target, checkpoint)
+
+
+def delta_findings(spark: SparkSession, target: DeltaTarget, facts: TableFacts) -> Iterator[Finding]:
+    """Findings about a Delta table: its features, its place, its properties and its clock."""
+    unknown = sorted(set(facts.features) - KNOWN_FEATURES)
+    remedy = f"write a row with this session's Delta, or DROP FEATURE {', '.join(unknown)}" if unknown else ""
+    yield Finding("table features", ", ".join(facts.features) or "none", remedy)
+    place_text = f"by name, in {facts.location}" if target.table else "by path"
+    managed = ", ".join(sorted(CATALOG_MANAGED & set(facts.features)))
+    kept = f"its catalog keeps its commits ({managed})" if managed else "its commits are in its folder"
+    yield Finding("table kind", f"{place_text}; {kept}")
+    if facts.is_mapped:
+        yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
+    yield from property_findings(facts.properties)
+    newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
+    if newest is not None:  # the clock of the last writer, or of its storage
+        yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
 
 
 def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
@@ -88,7 +94,7 @@ def delivery_finding(spark: SparkSession, target: Target, checkpoint: str) -> Fi
     """Report what the sink would say at its start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:
-        sender = Sender(SinkOptions(path=target.path, table=target.table), checkpoint)
+        sender = Sender(with_format(spark, SinkOptions(path=target.path, table=target.table)), checkpoint)
         sender.actions.look(spark, sender.open(spark))  # reads, and changes nothing
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))

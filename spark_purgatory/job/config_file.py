@@ -145,7 +145,7 @@ def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[P
         for kind in get_args(kinds[name]) or (kinds[name],):
             if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Model):
                 tag = kind.model_fields.get("format")
-                if tag is None or value.get("format") in get_args(tag.annotation):
+                if tag is None or not tag.is_required() or value.get("format") in get_args(tag.annotation):
                     fields[name] = _meant(value, kind, f"{path}{name}.", unknown)
     return fields
 

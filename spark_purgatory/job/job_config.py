@@ -207,7 +207,7 @@ TOPIC_FIELDS = ("topic", "options")
 
 @with_options_of(SinkOptions)
 class Output(Model):
-    """The output: a Delta table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
+    """The output: a table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
 
     topic: Text | None = None
     options: dict[str, Scalar] = Field(default_factory=dict)
@@ -221,7 +221,7 @@ class Output(Model):
             self.made()
             return self
         if others := sorted(set(_given(self, but=TOPIC_FIELDS))):
-            raise ValueError(f"{', '.join(others)}: belong to a Delta table, and the output is a Kafka topic")
+            raise ValueError(f"{', '.join(others)}: belong to a table, and the output is a Kafka topic")
         check_brokers(self.options)
         if wrong := [name for name in self.options if not name.startswith("kafka.")]:
             raise ValueError(f"{', '.join(wrong)}: only options of Kafka's producer, kafka.*, are allowed")

@@ -39,6 +39,8 @@ from spark_purgatory.spark.host.requirements import (
 )
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
+from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,8 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
     checkout = str(ROOT) if (ROOT / "pyproject.toml").exists() else ""
     pythonpath = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH", ""))))
     ours = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
+    if _writes_iceberg(config):
+        ours["spark.sql.extensions"] = f"{EXTENSION},{ICEBERG}"
     settings = {**ours, **(submitted or {}), **config.spark}
     # Micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work.
     is_busy = parse_duration(config.trigger.processingTime or "0 s", "trigger.processingTime") < IDLE_WORKER_US
@@ -148,14 +152,20 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         raise
 
 
+def _writes_iceberg(config: JobConfig) -> bool:
+    return config.output.topic is None and config.output.made().format == "iceberg"
+
+
 def _packages(config: JobConfig) -> list[str]:
     read = [given.source for given in (config.operations, config.completions) if isinstance(given.source, KafkaSource)]
     needed = {
         KAFKA_PACKAGE: bool(read) or config.output.topic is not None,
         AVRO_PACKAGE: any(source.avro is not None for source in read),
     }
+    iceberg = iceberg_package(pyspark.__version__) if _writes_iceberg(config) else None
     named = ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
     ours = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
+    ours += [iceberg] if iceberg else []
     return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
 
 

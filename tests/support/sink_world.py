@@ -27,9 +27,25 @@ from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingF
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableState, TableVersion
+from spark_purgatory.spark.sink.table.target import Target
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
+
+SMALL = {"a": 2, "b": 1}
+LARGE = {"a": 12, "b": 11}
+WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
+    "files fill": ([("s", SMALL)] * 6, {"batch_size": "0.5 KiB", "linger": "1 hour", "delivery_timeout": "1 hour"}),
+    "all linger": ([("s", SMALL)] * 3, {"linger": "1 hour", "delivery_timeout": "1 hour"}),
+    "nothing lingers": ([("s", SMALL)] * 3, {"linger": "0 seconds"}),
+    "some are empty": ([("s", SMALL), ("s", {}), ("s", {}), ("s", SMALL), ("s", {})], {"linger": "0 seconds"}),
+    "each fills files": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
+    "larger than memory": ([("s", LARGE)] * 2, {"batch_size": "1 KiB", "buffer_memory": "1 KiB"}),
+    "memory runs out": ([("s", {"a": 6})] * 3, {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"}),
+    "the schema changes": ([("s", SMALL), ("t", SMALL), ("t", SMALL)], {}),
+}
+BESIDE = ("", "at once", "late")
+AGAIN = ("the same rows", "other rows", "no rows", "more rows")
 
 
 class Crash(BaseException):
@@ -69,6 +85,12 @@ class World:
     """Drains go on beside the micro-batches, and end with the next one; the commit arrives "at once" or "late"."""
     under_way: Intent | None = None
     """What is committed beside the micro-batches and has not arrived."""
+    app: str = "app"
+    place: Mapping[str, Any] = field(default_factory=lambda: {"path": "/table"})
+
+    def target(self, options: SinkOptions) -> Target:
+        """The product's target on this table."""
+        return WorldTable(self, options)
 
     def draw(self, batch_id: int) -> dict[str, list[int]]:
         """Rows of a micro-batch by partition, run for the first time or again."""
@@ -109,7 +131,7 @@ class World:
         self.table_id = self.table_id or str(uuid4())
         self.versions.append(TableVersion(number, operation, parameters, commit and replace(commit, version=number)))
 
-    def append(self, intent: Intent, rows: list[int]) -> None:
+    def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         """What Delta does: a transaction that is not above the last one is skipped."""
         if intent.number > self.last_txn:
             self.last_txn = intent.number
@@ -120,7 +142,7 @@ class World:
         """What was under way comes through, though the run that began it is gone; not where its files are gone."""
         intent, self.under_way = self.under_way, None
         if intent is not None and all(piece.folder in self.folders for piece in intent.taken):
-            self.append(intent, [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]])
+            self.put(intent, [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]])
 
     def remove(self, path: str) -> None:
         for found in (self.log, self.folders):
@@ -189,7 +211,7 @@ class WorldActions(SparkActions):
     def open(self, spark: Any) -> Ledger:
         ledger = read_ledger(spark, self.folder)
         ledger.run = Run(id=uuid4().hex[:8])
-        ledger.names = Names("/checkpoint", "/staging", "/table", "app")
+        ledger.names = Names("/checkpoint", "/staging", "/table", self.world.app)
         return ledger
 
     def carry_out(self, action: do.Action, ledger: Ledger, work: Work) -> do.Result:
@@ -243,7 +265,7 @@ class WorldActions(SparkActions):
         state = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
-            world.append(intent, rows)
+            world.put(intent, rows, self.target)
         if fault:
             return Failed(fault, fault == "refused", fault == "lasting")
         return do.Committed(state.history.version)
@@ -253,8 +275,8 @@ class WorldSender(Sender):
     """The product's loop on the actions of a `World`."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(SinkOptions(path="/table", **world.options), "/checkpoint")
-        self.target = WorldTable(world, self.options)
+        super().__init__(SinkOptions(**world.place, **world.options), "/checkpoint")
+        self.target = world.target(self.options)
         self.actions = WorldActions(world, self)
         self.world = world
         self.beside = WorldBeside(self)
@@ -332,3 +354,17 @@ def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:
             raise Crash(name)
 
     return hook, reached
+
+
+def run(world: World) -> WorldSender:
+    """A run to the end of the source, with a drain then."""
+    sender = WorldSender(world)
+    while world.committed < len(world.batches):
+        sender.take(world.committed)
+    sender.take(None, flush=True)
+    return sender
+
+
+def last_of(world: World, kind: str) -> int:
+    numbers = [int(path.rpartition("=")[2]) for path in world.log if f"/{kind}=" in path]
+    return max(numbers, default=-1)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -33,27 +32,25 @@ from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.crash_child import BUGS
-from tests.support.sink_world import Crash, World, WorldSender, crash_at
+from tests.support.sink_world import (
+    AGAIN,
+    BESIDE,
+    LARGE,
+    SMALL,
+    WORLDS,
+    Crash,
+    World,
+    WorldSender,
+    crash_at,
+    last_of,
+    run,
+)
 
 HOUR_MS = 3_600_000
-SMALL = {"a": 2, "b": 1}
-LARGE = {"a": 12, "b": 11}
-WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
-    "files fill": ([("s", SMALL)] * 6, {"batch_size": "0.5 KiB", "linger": "1 hour", "delivery_timeout": "1 hour"}),
-    "all linger": ([("s", SMALL)] * 3, {"linger": "1 hour", "delivery_timeout": "1 hour"}),
-    "nothing lingers": ([("s", SMALL)] * 3, {"linger": "0 seconds"}),
-    "some are empty": ([("s", SMALL), ("s", {}), ("s", {}), ("s", SMALL), ("s", {})], {"linger": "0 seconds"}),
-    "each fills files": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
-    "larger than memory": ([("s", LARGE)] * 2, {"batch_size": "1 KiB", "buffer_memory": "1 KiB"}),
-    "memory runs out": ([("s", {"a": 6})] * 3, {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"}),
-    "the schema changes": ([("s", SMALL), ("t", SMALL), ("t", SMALL)], {}),
-}
 CELLS = {
     "files fill": 371, "all linger": 154, "nothing lingers": 266, "some are empty": 259, "each fills files": 266,
     "larger than memory": 175, "memory runs out": 266, "the schema changes": 210,
 }  # fmt: skip
-BESIDE = ("", "at once", "late")
-AGAIN = ("the same rows", "other rows", "no rows", "more rows")
 SAYINGS = ("as it was", "dropped", "replaced", "restored", "foreign commit", "foreign number", "forgot its history")
 
 
@@ -68,15 +65,6 @@ def made(name: str, beside: str = "", again: str = "the same rows") -> World:
     return World(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
 
 
-def run(world: World) -> WorldSender:
-    """A run to the end of the source, with a drain then."""
-    sender = WorldSender(world)
-    while world.committed < len(world.batches):
-        sender.take(world.committed)
-    sender.take(None, flush=True)
-    return sender
-
-
 def crashed(name: str, number: int, beside: str = "", again: str = "the same rows") -> tuple[World, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
     world = made(name, beside, again)
@@ -88,11 +76,6 @@ def crashed(name: str, number: int, beside: str = "", again: str = "the same row
     finally:
         failpoints.hook = None
     return world, ""
-
-
-def last_of(world: World, kind: str) -> int:
-    numbers = [int(path.rpartition("=")[2]) for path in world.log if f"/{kind}=" in path]
-    return max(numbers, default=-1)
 
 
 def said(world: World, saying: str) -> type[PurgatoryError] | None:

@@ -28,7 +28,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
-from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.spark_access import settings_at_start
 from spark_purgatory.version import __version__
@@ -41,11 +41,14 @@ OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RecordAccumulator(SinkOptions):
-    """Writes a stream into a Delta table in files of a good size, each row exactly once (Kafka: ``RecordAccumulator``).
+    """Writes a stream into a Delta or Iceberg table in files of a good size, each row exactly once (Kafka:
+    ``RecordAccumulator``).
 
     Args:
         path: Folder of the table; give this or ``table``. The first drain creates the table if it is not there.
         table: Name of the table; give this or ``path``.
+        format: "delta" or "iceberg", which needs a ``table`` (docs/how-to/iceberg.md). Without it a table that is there
+            says itself which it is, and a new one is a Delta table.
         partition_by: Columns that partition the table. Of a table that is there they need not be given. If the table
             computes a partition column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its
             values wait together; a drain then writes a file for each value, and each is smaller than ``batch_size``.
@@ -83,13 +86,12 @@ class RecordAccumulator(SinkOptions):
         """The options alone."""
         return SinkOptions(**{name: getattr(self, name) for name in options_of(SinkOptions)})
 
-    @property
-    def target(self) -> Target:
+    def _target(self, spark: SparkSession) -> Target:
         """The table: the query's once there is one, also where the session has another current schema by then."""
-        return self._started[-1].target if self._started else opened(self.options)
+        return self._started[-1].target if self._started else opened(with_format(spark, self.options))
 
     def __str__(self) -> str:
-        return str(self.target)
+        return str(self._started[-1].target if self._started else self.table or self.path)
 
     @refuses_wrong_calls
     def write_stream(
@@ -141,7 +143,7 @@ class RecordAccumulator(SinkOptions):
         query = AccumulatorQuery(_start(writer, spark, wanted), sender, spark, chosen)
         self._started[:] = [query]
         LOG.info(
-            f"query {query_name or query.id} started: table {self.target}, checkpoint {checkpoint}, trigger {chosen}, "
+            f"query {query_name or query.id} started: table {self}, checkpoint {checkpoint}, trigger {chosen}, "
             f"{self.options.in_numbers()}; spark_purgatory {__version__}, Spark {spark.version}, application "
             f"{spark.conf.get('spark.app.id', 'unknown')}"
         )
@@ -187,7 +189,7 @@ class RecordAccumulator(SinkOptions):
             if accumulator.table_exists(spark):
                 accumulator.read(spark).show()
         """
-        return self.target.exists(spark)
+        return self._target(spark).exists(spark)
 
     def read(self, spark: SparkSession, *, staged: bool = False, checkpoint: str | None = None) -> DataFrame:
         """The table; with ``staged`` also the rows that still wait for their file, each row once.
@@ -211,10 +213,10 @@ class RecordAccumulator(SinkOptions):
                     f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited "
                     "for linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
                 )
-            return self.target.read(spark)
+            return self._target(spark).read(spark)
         if checkpoint is None:
             checkpoint = self._query_to("read staged rows, or give checkpoint=").checkpoint
-        return staged_view(spark, self.target, checkpoint)
+        return staged_view(spark, self._target(spark), checkpoint)
 
     def _query_to(self, what: str) -> AccumulatorQuery:
         if not self._started:

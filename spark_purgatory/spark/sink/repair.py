@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
-from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
 from spark_purgatory.spark.sink.table.target import Target
 
@@ -49,7 +49,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
     claimed = claimed_by(spark, checkpoint)
     if not claimed:
         raise ConfigError(f"checkpoint={checkpoint!r} was made by no RecordAccumulator: there is nothing to repair")
-    target = opened(SinkOptions(path=claimed.get("path"), table=claimed.get("table")))
+    target = opened(with_format(spark, SinkOptions(path=claimed.get("path"), table=claimed.get("table"))))
     app_id = app_id_of(spark, checkpoint)
     return [_decided(spark, target, app_id, name, found) for name, found in sorted(differing.items())]
 

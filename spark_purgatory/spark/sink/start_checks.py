@@ -26,7 +26,7 @@ from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageErro
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from spark_purgatory.spark.sink.table.formats import opened
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
@@ -52,6 +52,7 @@ def checked(
     """
     with settings(spark, SMALL_QUERY):
         given = replace(options, partition_by=())
+        given = replace(given, format=with_format(spark, given).format)
         if given.table:
             _facts(spark, opened(given))  # A temporary view has no other name.
         now, since, ledger = resolved(spark, given), NO_VERSION, Ledger()
@@ -112,6 +113,8 @@ def _looked_at(
     target = opened(options)
     facts = _facts(spark, target)
     folder = facts.location if facts else options.path or place_of_name(spark, str(options.table))
+    if facts is None and options.format == "iceberg":
+        folder = None  # Its catalog chooses it.
     if folder is not None:
         check_outside(spark, checkpoint, folder, must_be_empty=facts is None and options.table is not None)
     return target, facts, folder

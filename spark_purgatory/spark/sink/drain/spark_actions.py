@@ -95,7 +95,12 @@ class SparkActions:
             case do.Commit():
                 return self.commit(ledger, action, work)
             case do.ReadBack(intent):
-                return self.truth.read_back(ledger, intent, self.target.state(spark, intent.base_version))
+                app_id = ledger.names.app_id
+                state = self.target.state(spark, intent.base_version, app_id, intent)
+                found = self.truth.read_back(ledger, intent, state)
+                if isinstance(found, do.Found):
+                    self.target.keep(spark, app_id, found.commit.version)
+                return found
             case do.CleanUp():
                 self.clean_up(spark, ledger)
                 return action
@@ -107,7 +112,8 @@ class SparkActions:
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
         """Compare the table with the log, at a start; changes nothing. TableLostError, ForeignWriterError."""
-        return self.truth.look(ledger, self.target.state(spark, since(ledger)))
+        intent = None if ledger.is_done else ledger.intent
+        return self.truth.look(ledger, self.target.state(spark, since(ledger), ledger.names.app_id, intent))
 
     # --- staging -------------------------------------------------------------------------------------------------
 

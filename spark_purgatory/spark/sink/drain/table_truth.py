@@ -64,7 +64,7 @@ class TableTruth:
         if (version := ledger.table_version) is None:
             return
         is_there = last_done in drains or not history.is_whole_from(version)
-        if history.lacks(version) or not is_there:
+        if history.lacks(version, names.app_id) or not is_there:
             why = f"its version {version} should be drain {last_done}, but it is at version {history.version}: it was "
             raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
         self.check_restore(names, version, history)
@@ -78,7 +78,7 @@ class TableTruth:
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before ``version``, the last drain's."""
-        if version is None:
+        if version in (None, NO_VERSION):
             return
         if (undone := history.undone(version)) is not None:
             raise TableLostError(

@@ -1,4 +1,4 @@
-"""Which columns a Delta table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
+"""Which columns a table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
 
 `tests/spark/test_column_rules.py` checks the same cases against Delta.
 """
@@ -38,15 +38,20 @@ MAX_DIGITS = 99
 
 
 def unfit(
-    schema: T.StructType, partition_by: Sequence[str] = (), *, is_mapped: bool = False, collations: bool = False
+    schema: T.StructType,
+    partition_by: Sequence[str] = (),
+    *,
+    is_mapped: bool = False,
+    collations: bool = False,
+    format: str = "Delta",
 ) -> Iterator[str]:
     """What keeps a table from holding such rows, a sentence each, with the remedy.
 
     ``is_mapped``: the table maps names to others in its files. ``collations``: the session allows Delta to take them.
     """
-    yield from _names(schema, "", is_mapped)
+    yield from _names(schema, "", is_mapped, format)
     for field in schema.fields:
-        yield from _types(field.dataType, field.name, collations)
+        yield from _types(field.dataType, field.name, collations, format)
         if field.name.lower() in OURS:
             yield f"column {field.name!r} has a name that the sink needs: rename it"
         if field.name in partition_by and isinstance(field.dataType, NO_FOLDER):
@@ -60,34 +65,35 @@ def unfit(
         yield "every column is of type void: give one a type, CAST(NULL AS STRING)"
 
 
-def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
+def _names(kind: T.DataType, path: str, is_mapped: bool, format: str) -> Iterator[str]:
     seen: dict[str, str] = {}
     for name, part in within(kind):
         at = f"{path}.{name}" if path else name
         if other := seen.get(name.lower()):
-            yield f"columns {other!r} and {at!r} are the same name to Delta, which ignores case: rename one"
+            yield f"columns {other!r} and {at!r} are the same name to {format}, which ignores case: rename one"
         seen[name.lower()] = at
         if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in name):
             yield (
                 f"column {at!r} has in its name one of the characters {FORBIDDEN_CHARACTERS!r}, which a Delta table "
                 "does not take: rename it, or make the table first, with 'delta.columnMapping.mode' = 'name'"
             )
-        yield from _names(part, at, is_mapped)
+        yield from _names(part, at, is_mapped, format)
 
 
-def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = False) -> Iterator[str]:
+def _types(kind: T.DataType, path: str, collations: bool, format: str, is_element: bool = False) -> Iterator[str]:
     """``is_element``: of an array or a map, or inside one."""
     if remedy := REMEDIES.get(type(kind).__name__):
-        yield f"column {path!r} is of type {kind.simpleString()}, which Delta does not have: {remedy}"
-    elif isinstance(kind, T.NullType) and is_element:
-        yield f"column {path!r} is of type void, which Delta does not take in an array or a map: cast it"
+        yield f"column {path!r} is of type {kind.simpleString()}, which {format} does not have: {remedy}"
+    elif isinstance(kind, T.NullType) and (is_element or format == "Iceberg"):
+        inside = " in an array or a map" if is_element else ""
+        yield f"column {path!r} is of type void, which {format} does not take{inside}: cast it"
     elif isinstance(kind, T.StringType) and not collations and kind.collation != "UTF8_BINARY":
-        said = f"column {path!r} is of type {kind.simpleString()}, and Delta takes no collation"
+        said = f"column {path!r} is of type {kind.simpleString()}, and {format} takes no collation"
         yield f"{said}: write it as COLLATE UTF8_BINARY"
     elif isinstance(kind, T.StructType) and all(isinstance(field.dataType, T.NullType) for field in kind.fields):
         yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
     for name, part in within(kind):
-        yield from _types(part, f"{path}.{name}", collations, is_element or not isinstance(kind, T.StructType))
+        yield from _types(part, f"{path}.{name}", collations, format, is_element or not isinstance(kind, T.StructType))
 
 
 class Taking(NamedTuple):

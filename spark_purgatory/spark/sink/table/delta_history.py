@@ -56,7 +56,7 @@ class DeltaHistory(History):
         """The same, of the version before."""
         return self.is_whole_since(version - 1)
 
-    def lacks(self, version: int) -> bool:
+    def lacks(self, version: int, app_id: str) -> bool:
         """Versions are counted."""
         return self.version < version
 

@@ -225,7 +225,7 @@ class DeltaTarget(Target):
     def _detail(self, spark: SparkSession) -> Row | None:
         """A SQL statement of Delta: its Python class needs the JVM, or under Spark Connect a plugin."""
         try:
-            row = described(spark, self.place) if self.path or self._is_known(spark) else None
+            row = described(spark, self.place) if self.path or self.is_known(spark) else None
         except AnalysisException as error:
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise

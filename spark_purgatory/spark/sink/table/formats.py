@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, IcebergTarget
+from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 
 
 def opened(options: SinkOptions, since: int = NO_VERSION) -> Target:
-    """The table of these options, of its format; ``since``: whose names of columns ``partition_by`` has."""
-    return DeltaTarget(options, since)
+    """The table of options `with_format`; ``since``: whose names of columns ``partition_by`` has."""
+    return IcebergTarget(options, since) if options.format == "iceberg" else DeltaTarget(options, since)
+
+
+def with_format(spark: SparkSession, options: SinkOptions) -> SinkOptions:
+    """The options with a format: without one the table's own, and Delta's for one that is to be made."""
+    has_iceberg = EXTENSION in (spark.conf.get("spark.sql.extensions", None) or "")
+    if options.format is None and options.table and has_iceberg and opened(options).is_known(spark):
+        rows = spark.sql(f"DESCRIBE EXTENDED {options.table}").collect()
+        if any(row[0] == "Provider" and row[1] == "iceberg" for row in rows):
+            options = replace(options, format="iceberg")
+    return resolved(spark, options) if options.format == "iceberg" else replace(options, format="delta")

@@ -84,8 +84,8 @@ class History(ABC):
         """Return True if this version, and every one after it, is here."""
 
     @abstractmethod
-    def lacks(self, version: int) -> bool:
-        """Return True if the table never had this version: it is another one, or an old copy."""
+    def lacks(self, version: int, app_id: str) -> bool:
+        """Return True if the table never had this version of the query's: it is another one, or an old copy."""
 
     @abstractmethod
     def undone(self, version: int) -> str | None:

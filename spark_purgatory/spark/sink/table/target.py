@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError
+from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
@@ -152,8 +153,16 @@ class Target(ABC):
             "give these, or write to a new table"
         )
 
-    def state(self, spark: SparkSession, since: int | None) -> TableState:
-        """Return the table as it is, with all versions from ``since`` on. Raises as `facts`."""
+    def keep(self, spark: SparkSession, app_id: str, version: int) -> None:  # noqa: B027
+        """Let the table keep a version, which is the query's last drain. Some keep it anyway."""
+
+    def state(
+        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
+    ) -> TableState:
+        """Return the table as it is, with all versions from ``since`` on, and the commit of an intent if it has that.
+
+        Raises as `facts`; StorageError where only the table could say whether it has the commit, and it cannot.
+        """
         facts = self.facts(spark)
         return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
@@ -191,7 +200,7 @@ class Target(ABC):
         folders = (self._facts and self._facts.partition_by) or self.partition_by
         return [given.get(name, name) for name in folders if given.get(name, name) in rows.names]
 
-    def _is_known(self, spark: SparkSession) -> bool:
+    def is_known(self, spark: SparkSession) -> bool:
         """Return True if there is a table of the name; what is no name could be SQL of another meaning."""
         try:
             return spark.catalog.tableExists(str(self.table))

@@ -1,0 +1,115 @@
+"""The past of an Iceberg table: the snapshots that its current one is made of, by their parents.
+
+A version is a snapshot's id, which is random. A drain is written to a branch of the query's own first, and then picked
+into the table (`iceberg_target`). Both snapshots name the drain: ``wap.id`` the one that was written,
+``published-wap-id`` the one that was picked, where others had committed meanwhile::
+
+    main    7 <- 8 <- 9 (of someone else) <- 11 (published-wap-id q/5, source-snapshot-id 10)
+    branch       8 <- 10 (wap.id q/5, spark_purgatory.intent)        drain 5 is snapshot 11
+
+Iceberg picks no drain that one of these ancestors has. Expiry removes ancestors, also between two that it keeps: a
+history is whole since a version if that is an ancestor, or if the first snapshot of all is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion, Words
+
+WRITTEN, PICKED, SOURCE = "wap.id", "published-wap-id", "source-snapshot-id"
+"""Iceberg's own names in a snapshot's summary."""
+INTENT = "spark_purgatory.intent"
+"""The uuid of a drain's intent there."""
+
+
+def branch_of(app_id: str) -> str:
+    """The branch of a query."""
+    return app_id.replace("/", "_").replace("-", "_")
+
+
+def drain_id(app_id: str, number: int) -> str:
+    """The name of a drain in summaries."""
+    return f"{app_id}/{number}"
+
+
+@dataclass(frozen=True)
+class SnapshotHistory(History):
+    """The snapshots of an Iceberg table; the entries are those that the current one is made of."""
+
+    before: int = NO_VERSION
+    """The snapshot before the oldest entry, which expired; `NO_VERSION` if there was none."""
+    snapshots: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Summaries of all snapshots that the table has."""
+    refs: Mapping[str, int] = field(default_factory=dict)
+    """Branches and tags."""
+    proven: DrainCommit | None = None
+    """A drain whose snapshot expired, and that was in the table."""
+    words = Words(
+        keep="Let expire_snapshots keep them for longer",
+        restore="Roll the table back (rollback_to_snapshot) to snapshot",
+        skips="the table was rolled back at once, or someone else writes with the app id",
+    )
+
+    @property
+    def _reaches_first(self) -> bool:
+        return self.before == NO_VERSION
+
+    def is_whole_since(self, version: int) -> bool:
+        """As well where the version expired, and its successor is here."""
+        return self._reaches_first or version == self.before or self.is_whole_from(version)
+
+    def is_whole_from(self, version: int) -> bool:
+        """An ancestor, or none of all is missing."""
+        return self._reaches_first or any(entry.version == version for entry in self.entries)
+
+    def lacks(self, version: int, app_id: str) -> bool:
+        """No snapshot has the id; one that expired has left the query's branch."""
+        return version not in self.snapshots and (self._reaches_first or branch_of(app_id) not in self.refs)
+
+    def undone(self, version: int) -> str | None:
+        """A rollback keeps the snapshots that it undoes, until they expire."""
+        if not self._reaches_first or any(entry.version == version for entry in self.entries):
+            return None
+        return f"rolled back to snapshot {self.version}, or replaced"
+
+    def up_to(self, version: int) -> SnapshotHistory:
+        """The ancestors of a snapshot, and itself."""
+        at = next((at for at, entry in enumerate(self.entries) if entry.version == version), len(self.entries))
+        return replace(self, entries=self.entries[at:])
+
+    def drains(self, app_id: str) -> dict[int, DrainCommit]:
+        """With the one that is proven."""
+        proven = {} if self.proven is None else {self.proven.number: self.proven}
+        return {**proven, **super().drains(app_id)}
+
+    def written(self, intent_uuid: str) -> int | None:
+        """The snapshot that an intent has written to its branch."""
+        return next((id for id, summary in self.snapshots.items() if summary.get(INTENT) == intent_uuid), None)
+
+
+def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int]) -> SnapshotHistory:
+    """The history of a table of these ``snapshots`` and ``refs``, as its metadata tables have them."""
+    of = {row["snapshot_id"]: row for row in rows}
+    summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
+    entries: list[TableVersion] = []
+    at = refs.get("main", NO_VERSION)
+    while at in of:
+        row = of[at]
+        commit = _commit(at, summaries)
+        entries.append(TableVersion(at, row["operation"] or "", {}, commit, row.get("at", "")))
+        at = NO_VERSION if row["parent_id"] is None else row["parent_id"]
+    return SnapshotHistory(tuple(entries), at, summaries, refs)
+
+
+def _commit(id: int, summaries: Mapping[int, Mapping[str, str]]) -> DrainCommit | None:
+    summary = summaries[id]
+    app_id, _, number = (summary.get(PICKED) or summary.get(WRITTEN) or "").rpartition("/")
+    if not app_id.startswith("spark_purgatory/") or not number.isdigit():
+        return None
+    source = summaries.get(int(summary.get(SOURCE) or id), {})
+    found = (summary.get(f"added-{what}") for what in ("records", "data-files", "files-size"))
+    counts = (None if count is None else int(count) for count in found)
+    return DrainCommit(id, app_id, int(number), source.get(INTENT, ""), *counts)

@@ -1,0 +1,283 @@
+"""The Iceberg table that rows end in: a drain is written to a branch of the query's own, and picked into the table.
+
+Iceberg skips no append that it has. But it picks a snapshot (``cherrypick_snapshot``) whose ``wap.id`` no ancestor of
+the current one has, and refuses another one, in the same transaction in which it picks: a drain that is picked twice,
+also by a run that lives on, is there once. The query's branch keeps what is written until it is picked, and afterwards
+the drain's snapshot, so that expiry leaves it. What was picked and expired before it was read back is known by its
+files; once these were rewritten too, nobody knows, and the query stops.
+
+Iceberg knows columns by ids that no statement shows. So staged rows carry a checksum of the order in which the table
+has their columns: a renamed column is missing, columns that exchanged their names have another order.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from zlib import crc32
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
+from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.table.column_rules import unfit
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, DrainCommit, TableFacts, TableState
+from spark_purgatory.spark.sink.table.iceberg_history import (
+    INTENT,
+    PICKED,
+    WRITTEN,
+    SnapshotHistory,
+    branch_of,
+    drain_id,
+    snapshot_history,
+)
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_names
+from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
+from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+
+LOG = logging.getLogger(__name__)
+EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}
+"""Releases of Iceberg by release of Spark; there are none for later ones yet."""
+COMMITTED, NOT_COMMITTED = "committed", "not committed"
+"""What the owner of a table may say of an intent, in its property `SAYS`."""
+SAYS = "spark_purgatory.intent."
+NO_CUT = 1 << 40
+_THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitException")
+
+
+def iceberg_package(spark_version: str) -> str | None:
+    """The package with Iceberg's jars for a release of Spark; None if there is none."""
+    minor = ".".join(spark_version.split(".")[:2])
+    release = RUNTIMES.get(minor)
+    return release and f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{release}"
+
+
+class IcebergTarget(Target):
+    """An Iceberg table, by name."""
+
+    format = "Iceberg"
+    no_history = SnapshotHistory(())
+
+    def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
+        super().__init__(options, since)
+        self.file_bytes = options.bytes_of("batch_size")
+        self._picked = ""
+        """The uuid of the intent that was picked last."""
+
+    @property
+    def sql_place(self) -> str:
+        """Its name."""
+        return str(self.table)
+
+    def check_session(self, spark: SparkSession) -> None:
+        """Its extension says that its jars are there: without them no session starts that names it."""
+        if EXTENSION in (spark.conf.get("spark.sql.extensions", None) or ""):
+            return
+        package = iceberg_package(spark.version)
+        has = f"--packages {package}" if package else f"a Spark that Iceberg has a runtime for ({', '.join(RUNTIMES)})"
+        raise ConfigError(
+            f"this Spark session cannot write Iceberg table {self}: it has no spark.sql.extensions={EXTENSION}. "
+            f"Nothing was started. Start the session, or the server of Spark Connect, with this setting, those of your "
+            f"catalog, and {has}. Settings of a session that runs cannot be changed"
+        )
+
+    def exists(self, spark: SparkSession) -> bool:
+        """By name."""
+        return self.is_known(spark)
+
+    def described(self, spark: SparkSession) -> TableFacts | None:
+        """DESCRIBE. Columns that partition the table by a transform are left out: the sink counts by the others."""
+        if not self.is_known(spark):
+            return None
+        self._refresh(spark)
+        rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE EXTENDED {self.table}").collect()]
+        detail = dict(rows)
+        if detail.get("Provider") != "iceberg":
+            raise ConfigError(f"table {self} is not an Iceberg table: name one, or a table that does not exist yet")
+        names = [name for name, _ in rows]
+        parts: list[str] = []
+        for heading, at in (("# Partitioning", 1), ("# Partition Information", 0)):
+            if heading in names:
+                below = rows[names.index(heading) + 1 :]
+                parts = [row[at] for row in below[: [name for name, _ in below].index("")] if row[0] != "# col_name"]
+        columns = {name for name, _ in rows[: names.index("")]}
+        properties = {row[0]: row[1] for row in spark.sql(f"SHOW TBLPROPERTIES {self.table}").collect()}
+        partition_by = tuple(part.strip("`") for part in parts if part.strip("`") in columns)
+        return TableFacts("", detail.get("Location") or "", partition_by, properties=properties)
+
+    def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
+        """Every snapshot that the table has."""
+        self._refresh(spark)
+        at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
+        refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
+        wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
+        return snapshot_history((row.asDict() for row in wanted.collect()), refs)
+
+    def state(
+        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
+    ) -> TableState:
+        """Where expiry has cut the history, what is known of an intent. StorageError if nobody knows."""
+        facts = self.facts(spark)
+        if facts is None:
+            return TableState(None, self.no_history)
+        history = self.history(spark, since)
+        is_sure = intent is None or intent.number in history.drains(app_id)
+        if intent is None or is_sure or history.is_whole_since(intent.base_version):
+            return TableState(facts, history)
+        if self._has(spark, facts, history, app_id, intent):
+            history = replace(history, proven=DrainCommit(NO_VERSION, app_id, intent.number, intent.uuid))
+        return TableState(facts, history)
+
+    def _has(
+        self, spark: SparkSession, facts: TableFacts, history: SnapshotHistory, app_id: str, intent: Intent
+    ) -> bool:
+        """Return True if a drain is in the table though its snapshot expired."""
+        said = facts.properties.get(SAYS + intent.uuid)
+        written = history.written(intent.uuid)
+        if said in (COMMITTED, NOT_COMMITTED):
+            return said == COMMITTED
+        if self._picked == intent.uuid:
+            return True
+        if any(summary.get(PICKED) == drain_id(app_id, intent.number) for summary in history.snapshots.values()):
+            return True
+        if written is not None and self._has_files(spark, written):
+            return True
+        if written is None and branch_of(app_id) in history.refs:
+            return False  # What was written stays on the branch until it is picked.
+        raise StorageError(
+            f"table {self} does not say whether it has drain {intent.number}: snapshots since {intent.base_version} "
+            "expired before the drain was read back, and none of its files is there, so it was never committed, or its "
+            "files were rewritten. Nothing was written, staged rows wait. Look for its rows in the table, and say what "
+            f"you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = '{COMMITTED}') or "
+            f"'{NOT_COMMITTED}'. Then start again. Keep snapshots for longer than the query may be stopped"
+        )
+
+    def _has_files(self, spark: SparkSession, snapshot: int) -> bool:
+        """Return True if the table has a file that a snapshot added."""
+        added = f"SELECT data_file.file_path AS path FROM {self.table}.entries VERSION AS OF {snapshot}"
+        found = spark.sql(
+            f"SELECT 1 FROM {self.table}.files AS now JOIN ({added} WHERE snapshot_id = {snapshot}) AS then "
+            "ON now.file_path = then.path LIMIT 1"
+        )
+        return bool(found.collect())
+
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """By name."""
+        self._refresh(spark)
+        reader = spark.read if version is None else spark.read.option("versionAsOf", version)
+        return reader.table(str(self.table))
+
+    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+        """To the branch, if this intent was not written there before, and from there into the table."""
+        spark, branch = rows.sparkSession, branch_of(app_id)
+        if self._facts is None:
+            self._create(rows)
+        history = self.history(spark)
+        written = history.written(intent_uuid)
+        if written is None:
+            if branch not in history.refs or history.refs[branch] != history.version:
+                self._move(spark, branch, history.version)
+            mark = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
+            self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
+            written = self.history(spark).written(intent_uuid)
+        self._pick(spark, written)
+        self._picked = intent_uuid
+
+    def _create(self, rows: DataFrame) -> None:
+        names = [F.col(back_ticked(name)) for name in self.partition_by]
+        creator = rows.limit(0).writeTo(str(self.table)).using("iceberg")
+        (creator.partitionedBy(*names) if names else creator).create()
+
+    def _write(self, rows: DataFrame, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
+        if self._written is not None:
+            rows = with_names(rows, self._written)
+        options = {
+            **{f"snapshot-property.{name}": value for name, value in mark.items()},
+            # Each task has the rows of a file, or of table partitions that the sink cannot compute.
+            "distribution-mode": "none",
+            "fanout-enabled": "true",
+            "target-file-size-bytes": str(file_bytes),
+        }
+        rows.writeTo(f"{self.table}.branch_{branch}").options(**options).append()
+
+    def _pick(self, spark: SparkSession, written: int | None) -> None:
+        """Publish what the branch has; what another attempt has published is read back."""
+        catalog, *name = name_parts(str(self.table))
+        try:
+            spark.sql(
+                f"CALL {sql_name(catalog)}.system.cherrypick_snapshot(table => {sql_text(sql_name(*name))}, "
+                f"snapshot_id => {written})"
+            ).collect()
+        except SPARK_FAULTS as error:
+            if not _THERE.search(str(error)):
+                raise
+
+    def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
+        """The branch keeps the last drain's snapshot from expiry."""
+        if version == NO_VERSION:
+            return
+        try:
+            if self.history(spark).refs.get(branch_of(app_id)) != version:
+                self._move(spark, branch_of(app_id), version)
+        except SPARK_FAULTS as error:
+            LOG.warning(f"table {self}: the snapshot of the last drain is not kept from expiry: {sentence_of(error)}")
+
+    def _move(self, spark: SparkSession, branch: str, version: int) -> None:
+        at = "" if version == NO_VERSION else f" AS OF VERSION {version}"
+        spark.sql(f"ALTER TABLE {self.table} CREATE OR REPLACE BRANCH {branch}{at}")
+
+    def _refresh(self, spark: SparkSession) -> None:
+        """A session keeps what it knows of a table for half a minute."""
+        spark.sql(f"REFRESH TABLE {self.table}")
+
+    # --- columns -----------------------------------------------------------------------------------------------------
+
+    def columns_now(
+        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
+    ) -> StagedColumns:
+        """They are told from each other by their order."""
+        now = order_of(columns.rows, there)
+        is_same = columns.version == now or NO_VERSION in (now, columns.version)
+        if not is_same and facts.properties.get(COLUMNS_AS_OF) != str(columns.version):
+            raise SchemaMismatchError(
+                f"table {self} has columns of the staged rows in another order than when they were staged: columns "
+                "were moved, or renamed to each other's names, and Iceberg does not say which. Nothing was written; "
+                "rows that are staged already wait. If each column still means what its name meant, say so: ALTER "
+                f"TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
+            )
+        return replace(columns, version=now)
+
+    def noted(self, schema: str, version: int) -> str:
+        """With the checksum of their order."""
+        return schema if self._columns is None else self._columns.text
+
+    def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
+        """Any name will do."""
+        return unfit(rows, partition_by, is_mapped=True, format=self.format)
+
+    def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
+        """Its catalog chooses the place."""
+
+    def check_start(
+        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
+    ) -> tuple[T.StructType, int, SpecialColumns]:
+        """The order of the columns is as it was."""
+        there = self.read(spark).schema
+        if known is not None and [*paths(known.rows)] == [*paths(rows)]:
+            self.columns_now(spark, known, facts, there)
+        return there, order_of(rows, there), SpecialColumns()
+
+
+def order_of(rows: T.StructType, there: T.StructType) -> int:
+    """A checksum of the order in which a table has the columns of rows; `NO_VERSION` if it lacks one."""
+    ours = {tuple(map(str.lower, path)) for path in paths(rows)}
+    known = [tuple(map(str.lower, path)) for path in paths(there)]
+    return crc32(repr([path for path in known if path in ours]).encode()) if ours <= {*known} else NO_VERSION

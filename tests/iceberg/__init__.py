@@ -1,0 +1,1 @@
+"""The sink on real Iceberg tables: ``make test-iceberg``."""

@@ -1,0 +1,75 @@
+"""A session with two Iceberg catalogs: ``files``, a hadoop catalog, and ``db``, a JDBC catalog on SQLite."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory.demo.runner import QUICK_SETTINGS
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, RUNTIMES, iceberg_package
+
+SPARK = "4.1.4"
+SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
+OF_OTHERS = -1
+"""What other writers append."""
+
+
+def has_iceberg(version: str) -> bool:
+    """Whether Iceberg has a runtime for this release of Spark."""
+    return version.rpartition(".")[0] in RUNTIMES
+
+
+def session(folder: Path) -> SparkSession:
+    """A session whose tables are below a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        **QUICK_SETTINGS,
+        "spark.jars.packages": f"{iceberg_package(SPARK)},{SQLITE}",
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.files": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.files.type": "hadoop",
+        "spark.sql.catalog.files.warehouse": str(folder / "files"),
+        "spark.sql.catalog.db": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.db.type": "jdbc",
+        "spark.sql.catalog.db.uri": f"jdbc:sqlite:{folder / 'catalog.db'}?busy_timeout=20000",
+        "spark.sql.catalog.db.jdbc.schema-version": "V1",
+        "spark.sql.catalog.db.warehouse": str(folder / "db"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+    }
+    builder: Any = SparkSession.builder.master("local[2]").config(map=settings)
+    spark: SparkSession = builder.getOrCreate()
+    for catalog in ("files", "db"):
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.t")
+    return spark
+
+
+def append(spark: SparkSession, table: str, *numbers: int) -> None:
+    """What another writer does."""
+    spark.createDataFrame([(n, n % 2) for n in numbers], "n bigint, part bigint").writeTo(table).append()
+
+
+def expire(spark: SparkSession, table: str) -> None:
+    """Leave the current snapshot alone, and what branches and tags keep."""
+    catalog, _, name = table.partition(".")
+    older = "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"
+    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{name}', {older})")
+
+
+def rewrite(spark: SparkSession, table: str) -> None:
+    """Compact every file."""
+    catalog, _, name = table.partition(".")
+    options = "options => map('rewrite-all', 'true')"
+    spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', {options})")
+
+
+def numbers(table: DataFrame) -> Counter[int]:
+    """The rows, without those of other writers."""
+    return Counter(row["n"] for row in table.where(f"n > {OF_OTHERS}").collect())

@@ -1,0 +1,206 @@
+"""A `World` whose table is an Iceberg table: snapshots with parents, a branch, picks, expiry, compaction, rollback.
+
+The product's own target decides what to write and to pick. Here a snapshot is a set of files, and a file a list of
+rows. Nothing of the product is used to say what is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import TableLostError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.table.history import TableFacts
+from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, snapshot_history
+from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
+from spark_purgatory.spark.sink.table.target import Target
+from tests.support.sink_world import World
+
+APP = "spark_purgatory/app"
+IN_COMMIT = "in commit"
+"""Between the branch and the table."""
+
+
+class Rows(list[int]):
+    """Stands for a DataFrame."""
+
+    sparkSession = None
+
+
+@dataclass
+class Snapshot:
+    """One of them."""
+
+    parent: int | None
+    operation: str
+    files: frozenset[int]
+    added: frozenset[int] = frozenset()
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class IcebergWorld(World):
+    """What outlives a run."""
+
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    refs: dict[str, int] = field(default_factory=dict)
+    files: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    made: int = 0
+    drained: set[int] = field(default_factory=set)
+    """Drains that were picked."""
+    app: str = APP
+    place: Mapping[str, Any] = field(default_factory=lambda: {"table": "c.d.t", "format": "iceberg"})
+
+    def target(self, options: SinkOptions) -> Target:
+        return WorldIceberg(self, options)
+
+    # --- what Iceberg does ---------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        if self.table_id is None:
+            self.table_id = ""
+            self.commit("main", "append")
+
+    def snapshot(self, id: int | None) -> frozenset[int]:
+        return frozenset() if id is None else self.snapshots[id].files
+
+    def file(self, rows: Sequence[int]) -> frozenset[int]:
+        self.made += 1
+        self.files[self.made] = tuple(rows)
+        return frozenset({self.made})
+
+    def commit(
+        self,
+        ref: str,
+        operation: str,
+        added: frozenset[int] = frozenset(),
+        gone: frozenset[int] = frozenset(),
+        summary: Mapping[str, str] | None = None,
+    ) -> int:
+        """A snapshot on a branch; ids are in no order."""
+        self.made += 1
+        parent, id = self.refs.get(ref), 1 + self.made * 7_919 % 104_729
+        files = (self.snapshot(parent) - gone) | added
+        self.snapshots[id] = Snapshot(parent, operation, files, added, summary or {})
+        self.refs[ref] = id
+        return id
+
+    def ancestors(self, ref: str = "main") -> list[int]:
+        found, at = [], self.refs.get(ref)
+        while at in self.snapshots:
+            found.append(at)
+            at = self.snapshots[at].parent
+        return found
+
+    def pick(self, id: int) -> None:
+        """Cherry-pick: refused if an ancestor has the ``wap.id``."""
+        picked = self.snapshots[id]
+        drain = picked.summary["wap.id"]
+        for summary in (self.snapshots[at].summary for at in self.ancestors()):
+            if drain in (summary.get("wap.id"), summary.get("published-wap-id")):
+                return
+        if picked.parent == self.refs.get("main"):
+            self.refs["main"] = id
+        else:
+            said = {"published-wap-id": drain, "source-snapshot-id": str(id)}
+            self.commit(
+                "main", "append", picked.added, summary={**said, "added-records": picked.summary["added-records"]}
+            )
+
+    def neighbour(self) -> None:
+        """Someone else's append, of no row of ours."""
+        self.create()
+        self.commit("main", "append", self.file([]))
+
+    def compact(self) -> None:
+        files = self.snapshot(self.refs.get("main"))
+        rows = [row for file in sorted(files) for row in self.files[file]]
+        self.commit("main", "replace", self.file(rows), files)
+
+    def expire(self) -> None:
+        self.snapshots = {id: found for id, found in self.snapshots.items() if id in self.refs.values()}
+
+    def drop(self) -> None:
+        self.table_id, self.snapshots, self.refs, self.files, self.properties = None, {}, {}, {}, {}
+
+    def in_table(self) -> Counter[int]:
+        files = self.snapshot(self.refs.get("main"))
+        return Counter(row for file in files for row in self.files[file])
+
+    # --- of `World` ----------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """A run that lives on writes a copy of its own to the branch and picks it, where its files are there."""
+        intent, self.under_way = self.under_way, None
+        if intent is not None and all(piece.folder in self.folders for piece in intent.taken):
+            rows = [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]]
+            self.create()
+            mark = {"wap.id": f"{APP}/{intent.number}", "spark_purgatory.intent": intent.uuid}
+            self.pick(
+                self.commit(
+                    "spark_purgatory_app", "append", self.file(rows), summary={**mark, "added-records": str(len(rows))}
+                )
+            )
+
+    def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
+        """The product's append."""
+        target = target or self.target(SinkOptions(**self.place, **self.options))
+        target.facts(None)  # type: ignore[arg-type]
+        target.append(Rows(rows), self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]
+
+
+class WorldIceberg(IcebergTarget):
+    """The product's target; what it asks Spark is answered here."""
+
+    def __init__(self, world: IcebergWorld, options: SinkOptions) -> None:
+        super().__init__(options)
+        self.world = world
+
+    def described(self, spark: Any) -> TableFacts | None:
+        world = self.world
+        return None if world.table_id is None else TableFacts("", "/t", ("p",), properties=world.properties)
+
+    def history(self, spark: Any, since: int | None = None, first: int = 0) -> SnapshotHistory:
+        rows = (
+            {"snapshot_id": id, "parent_id": one.parent, "operation": one.operation, "summary": one.summary}
+            for id, one in self.world.snapshots.items()
+        )
+        return snapshot_history(rows, dict(self.world.refs))
+
+    def noted(self, schema: str, version: int) -> str:
+        return f"{schema.partition('@')[0]}@{version}"
+
+    def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:
+        facts = self.facts(spark)
+        if table_id is not None and facts is None:
+            raise TableLostError("the table is gone")
+        return facts
+
+    def _has_files(self, spark: Any, snapshot: int) -> bool:
+        world = self.world
+        return bool(world.snapshots[snapshot].added & world.snapshot(world.refs.get("main")))
+
+    def _create(self, rows: Any) -> None:
+        self.world.create()
+
+    def _move(self, spark: Any, branch: str, version: int) -> None:
+        if version < 0:
+            self.world.commit(branch, "append")
+        else:
+            self.world.refs[branch] = version
+
+    def _write(self, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
+        added = self.world.file(rows)
+        self.world.commit(branch, "append", added, summary={**mark, "added-records": str(len(rows))})
+
+    def _pick(self, spark: Any, written: int | None) -> None:
+        assert written is not None
+        failpoints.reach(IN_COMMIT)
+        self.world.pick(written)
+        self.world.drained.add(int(self.world.snapshots[written].summary["wap.id"].rpartition("/")[2]))

@@ -1,0 +1,262 @@
+"""The sink's protocol on an Iceberg table, without Spark: every point of a crash, all that the table can say then."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import product
+
+import pytest
+
+from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StorageError, TableLostError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
+from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
+from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld
+from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crash_at, last_of, run
+
+CELLS = 3_556
+FEW = ("files fill", "some are empty", "the schema changes")
+"""Worlds of the short run; ``EVERY_CASE=1`` takes all."""
+SAYINGS = (
+    "as it was", "a neighbour appends", "compacted", "expired", "expired with neighbours",
+    "compacted and expired with neighbours", "rolled back to the beginning", "replaced", "dropped", "made again",
+    "branch dropped", "branch dropped and expired with neighbours", "foreign commit", "foreign number",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> Iterator[None]:
+    yield
+    failpoints.hook = None
+
+
+def made(name: str, beside: str, again: str) -> IcebergWorld:
+    batches, options = WORLDS[name]
+    return IcebergWorld(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
+
+
+def crashed(name: str, number: int, beside: str, again: str, neighbours: bool) -> tuple[IcebergWorld, str]:
+    """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
+    world = made(name, beside, again)
+    stop, reached = crash_at(number)
+
+    def hook(point: str) -> None:
+        if neighbours and point == "before commit":
+            world.neighbour()
+        stop(point)
+
+    failpoints.hook = hook
+    try:
+        run(world)
+    except Crash:
+        return world, reached[-1]
+    finally:
+        failpoints.hook = None
+    return world, ""
+
+
+def may_know(world: IcebergWorld) -> bool:
+    """Whether something in the table says if it has the open intent."""
+    number = last_of(world, "intent")
+    drain = f"{APP}/{number}"
+    base = next(body["base_version"] for path, body in world.log.items() if path.endswith(f"/intent={number}"))
+    last = world.snapshots[world.ancestors()[-1]] if world.ancestors() else None
+    if last is None or base in world.ancestors() or last.parent in (None, base):
+        return True
+    if any(one.summary.get("published-wap-id") == drain for one in world.snapshots.values()):
+        return True
+    written = [one for one in world.snapshots.values() if one.summary.get("wap.id") == drain]
+    if not written:
+        return branch_of(APP) in world.refs
+    return any(one.added & world.snapshot(world.refs["main"]) for one in written)
+
+
+def said(world: IcebergWorld, saying: str) -> type[PurgatoryError] | None:
+    """Make the table say something; the error that is due, by what was done; None: every row arrives once."""
+    intent, done = last_of(world, "intent"), last_of(world, "done")
+    is_open, is_there = intent > done, intent in world.drained
+    exists, has_done = world.table_id is not None, done >= 0
+    if "compacted" in saying and exists:
+        world.compact()
+    if "branch dropped" in saying:
+        world.refs.pop(branch_of(APP), None)
+    if "neighbour" in saying:
+        world.neighbour()
+        world.neighbour()
+    if "expired" in saying:
+        world.expire()
+    match saying:
+        case "rolled back to the beginning" if exists:
+            world.refs["main"] = world.ancestors()[-1]
+            return TableLostError if has_done else None
+        case "replaced" if exists:
+            world.refs["main"] = world.commit("new", "append")
+            del world.refs["new"]
+            return TableLostError if has_done else None
+        case "dropped" | "made again":
+            world.drop()
+            if saying == "made again":
+                world.create()
+            entry = f"/intent={intent}"
+            known = any(body["table_id"] is not None for path, body in world.log.items() if path.endswith(entry))
+            return TableLostError if has_done or (saying == "dropped" and known) else None
+        case "foreign commit" | "foreign number" if exists:
+            if saying == "foreign commit" and (not is_open or is_there):
+                return None
+            number = intent if saying == "foreign commit" else intent + 7
+            mark = {"wap.id": f"{APP}/{number}", "spark_purgatory.intent": "another", "added-records": "0"}
+            world.commit("main", "append", world.file([]), summary=mark)
+            return ForeignWriterError
+    if is_open and world.table_id is not None and not may_know(world):
+        return StorageError
+    lost_trace = "branch dropped" in saying and "expired" in saying
+    return TableLostError if has_done and lost_trace else None
+
+
+def goes_on_as_it_should(world: IcebergWorld, saying: str, where: str) -> str:
+    error = said(world, saying)
+    before = world.in_table()
+    try:
+        run(world)
+    except PurgatoryError as raised:
+        assert error is not None and isinstance(raised, error), f"{where}: {raised!r}"
+        assert world.in_table() == before, f"{where}: written in spite of {raised!r}"
+        if error is StorageError and "branch dropped" not in saying:
+            answered(world, where)
+        return error.__name__
+    assert error is None, f"{where}: no {error}"
+    assert world.in_table() == world.every(), where
+    return ""
+
+
+def answered(world: IcebergWorld, where: str) -> None:
+    """The owner looks, and says what was found: then every row arrives once."""
+    intent = last_of(world, "intent")
+    uuid = next(body["uuid"] for path, body in world.log.items() if path.endswith(f"/intent={intent}"))
+    world.properties[SAYS + uuid] = "committed" if intent in world.drained else "not committed"
+    run(world)
+    assert world.in_table() == world.every(), where
+
+
+def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothing_or_are_named() -> None:
+    cells: Counter[str] = Counter()
+    points: set[str] = set()
+    every = bool(os.environ.get("EVERY_CASE"))
+    for beside, name, more in product(
+        BESIDE if every else BESIDE[::2], WORLDS if every else FEW, (0, 1) if every else (0,)
+    ):
+        number = 0
+        while True:
+            again, neighbours = AGAIN[number % len(AGAIN)], (number + more) % 2 == 0
+            left, point = crashed(name, number, beside, again, neighbours)
+            if not point:
+                break
+            number += 1
+            points.add(point)
+            for saying in SAYINGS:
+                where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
+                cells[goes_on_as_it_should(deepcopy(left), saying, f"{where}, neighbours {neighbours}")] += 1
+    assert points == {*failpoints.FAILPOINTS, "in stage", IN_COMMIT}
+    print(f"{cells.total():,} cells: {dict(cells)}")
+    assert cells.total() == (25_200 if every else CELLS)
+    assert {"", "StorageError", "ForeignWriterError", "TableLostError"} == {*cells}
+
+
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A run that ended writes and picks at each point of the next one: the number of ways; each row is there once."""
+    walked = 0
+    for name, number in product(FEW, range(99)):
+        left, point = crashed(name, number, "late", AGAIN[0], neighbours=number % 2 == 0)
+        if not point or not left.under_way:
+            continue
+        for late in range(99):
+            world, reached = deepcopy(left), list[str]()
+
+            def hook(point: str, world: IcebergWorld = world, reached: list[str] = reached, late: int = late) -> None:
+                reached.append(point)
+                if len(reached) == late + 1:
+                    failpoints.hook = None
+                    world.neighbour()
+                    world.arrive()
+                    failpoints.hook = hook
+
+            failpoints.hook = hook
+            run(world)
+            failpoints.hook = None
+            assert world.in_table() == world.every(), f"{name}, crash {number} {point}, arrived at {late}"
+            walked += 1
+            if len(reached) <= late:
+                break
+    return walked
+
+
+def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arrivals(monkeypatch) > 50
+
+
+def test_the_world_sees_a_table_that_takes_a_drain_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(self: IcebergWorld, id: int) -> None:
+        rows = [row for file in self.snapshots[id].added for row in self.files[file]]
+        self.commit("main", "append", self.file(rows), summary=self.snapshots[id].summary)
+
+    monkeypatch.setattr(IcebergWorld, "pick", append)
+    with pytest.raises((AssertionError, PurgatoryError)):
+        arrivals(monkeypatch)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_the_world_sees_a_target_that_guesses_after_an_expiry(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+    monkeypatch.setattr(IcebergTarget, "_has", lambda self, *given: answer)
+    with pytest.raises(AssertionError):
+        test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothing_or_are_named()
+
+
+# --- the history over ancestors ---------------------------------------------------------------------------------------
+
+
+def history(main: int, *parents: tuple[int, int | None]) -> SnapshotHistory:
+    """Of (snapshot, parent), the branch ``main`` at one of them."""
+    rows = ({"snapshot_id": id, "parent_id": parent, "operation": "append", "summary": {}} for id, parent in parents)
+    return snapshot_history(rows, {"main": main})
+
+
+WHOLE = history(30, (10, None), (20, 10), (30, 20), (99, 10))
+CUT = history(30, (30, 20), (10, None))
+
+
+def test_snapshots_are_in_the_order_of_their_parents_and_others_are_left_out() -> None:
+    assert [entry.version for entry in WHOLE.entries] == [30, 20, 10]
+    assert WHOLE.version == 30
+    assert [entry.version for entry in WHOLE.up_to(20).entries] == [20, 10]
+    assert snapshot_history([], {}).version == NO_VERSION
+
+
+@pytest.mark.parametrize(
+    ("found", "version", "since", "start"),
+    [
+        (WHOLE, 10, True, True), (WHOLE, 99, True, True), (WHOLE, NO_VERSION, True, True),
+        (CUT, 30, True, True), (CUT, 20, True, False), (CUT, 10, False, False), (CUT, NO_VERSION, False, False),
+        (snapshot_history([], {}), NO_VERSION, True, True),
+    ],
+)  # fmt: skip
+def test_a_history_is_whole_since_an_ancestor_or_the_one_that_expired_last(
+    found: SnapshotHistory, version: int, since: bool, start: bool
+) -> None:
+    assert found.is_whole_since(version) is since
+    assert found.is_whole_from(version) is start
+
+
+def test_a_snapshot_that_is_no_ancestor_was_undone_where_every_ancestor_is_there() -> None:
+    assert WHOLE.undone(20) is None
+    assert WHOLE.undone(99) == "rolled back to snapshot 30, or replaced"
+    assert CUT.undone(10) is None, "nobody can tell"
+
+
+def test_a_snapshot_that_expired_was_the_tables_if_the_branch_of_the_query_is_there() -> None:
+    assert WHOLE.lacks(50, APP) and CUT.lacks(50, APP)
+    kept = SnapshotHistory(CUT.entries, CUT.before, CUT.snapshots, {**CUT.refs, branch_of(APP): 10})
+    assert not kept.lacks(50, APP) and not kept.lacks(30, APP)
