@@ -65,7 +65,8 @@ class TableTruth:
             return
         is_there = last_done in drains or not history.is_whole_from(version)
         if history.lacks(version, names.app_id) or not is_there:
-            why = f"its version {version} should be drain {last_done}, but it is at version {history.version}: it was "
+            what = history.words.version
+            why = f"its {what} {version} should be drain {last_done}, but it is at {what} {history.version}: it was "
             raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
         self.check_restore(names, version, history)
 
@@ -82,15 +83,15 @@ class TableTruth:
             return
         if (undone := history.undone(version)) is not None:
             raise TableLostError(
-                f"table {names.table} was {undone}, before version {version} with the last drain of this query: rows "
-                f"that were delivered are gone. Nothing was written, staged rows wait. {history.words.restore} "
-                f"{version} or later and start again, or {START_OVER}"
+                f"table {names.table} was {undone}, before {history.words.version} {version} with the last drain of "
+                "this query: rows that were delivered are gone. Nothing was written, staged rows wait. "
+                f"{history.words.restore} {version} or later and start again, or {START_OVER}"
             )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
-                f"the history of table {names.table} was cut since the last drain (version {version}): a RESTORE in "
-                f"that time would not show. {history.words.keep}"
+                f"the history of table {names.table} was cut since the last drain ({history.words.version} {version}): "
+                f"a RESTORE in that time would not show. {history.words.keep}"
             )
 
 

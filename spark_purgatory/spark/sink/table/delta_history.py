@@ -43,6 +43,7 @@ class DeltaHistory(History):
     """The last versions of a Delta table."""
 
     words = Words(
+        version="version",
         keep="Raise delta.logRetentionDuration",
         restore="RESTORE the table to version",
         skips="Delta skips a txnVersion that is not above the app id's last",

@@ -54,6 +54,8 @@ class TableVersion:
 class Words(NamedTuple):
     """What a person does with such tables, for errors."""
 
+    version: str
+    """What a version is called."""
     keep: str
     """How the history is kept for longer."""
     restore: str

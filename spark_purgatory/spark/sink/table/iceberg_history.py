@@ -48,8 +48,9 @@ class SnapshotHistory(History):
     proven: DrainCommit | None = None
     """A drain whose snapshot expired, and that was in the table."""
     words = Words(
+        version="snapshot",
         keep="Let expire_snapshots keep them for longer",
-        restore="Roll the table back (rollback_to_snapshot) to snapshot",
+        restore="Bring the table back (rollback_to_snapshot) to snapshot",
         skips="the table was rolled back at once, or someone else writes with the app id",
     )
 

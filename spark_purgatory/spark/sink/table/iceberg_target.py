@@ -119,7 +119,9 @@ class IcebergTarget(Target):
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
         refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
         wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
-        return snapshot_history((row.asDict() for row in wanted.collect()), refs)
+        rows = [row.asDict() for row in wanted.collect()]
+        is_of_one_time = "main" not in refs or any(row["snapshot_id"] == refs["main"] for row in rows)
+        return snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
 
     def state(
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
@@ -153,11 +155,11 @@ class IcebergTarget(Target):
         if written is None and branch_of(app_id) in history.refs:
             return False  # What was written stays on the branch until it is picked.
         raise StorageError(
-            f"table {self} does not say whether it has drain {intent.number}: snapshots since {intent.base_version} "
-            "expired before the drain was read back, and none of its files is there, so it was never committed, or its "
-            "files were rewritten. Nothing was written, staged rows wait. Look for its rows in the table, and say what "
-            f"you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = '{COMMITTED}') or "
-            f"'{NOT_COMMITTED}'. Then start again. Keep snapshots for longer than the query may be stopped"
+            f"Iceberg table {self} does not say whether it has drain {intent.number}: snapshots since "
+            f"{intent.base_version} expired before the drain was read back, and none of its files is there, so it was "
+            "never committed, or its files were rewritten. Nothing was written, staged rows wait. Look for its rows in "
+            f"the table, and say what you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = "
+            f"'{COMMITTED}' or '{NOT_COMMITTED}'). Then start again. Keep snapshots longer than the query may be down"
         )
 
     def _has_files(self, spark: SparkSession, snapshot: int) -> bool:
@@ -228,7 +230,7 @@ class IcebergTarget(Target):
             if self.history(spark).refs.get(branch_of(app_id)) != version:
                 self._move(spark, branch_of(app_id), version)
         except SPARK_FAULTS as error:
-            LOG.warning(f"table {self}: the snapshot of the last drain is not kept from expiry: {sentence_of(error)}")
+            LOG.warning(f"Iceberg table {self}: the last drain's snapshot may expire: {sentence_of(error)}")
 
     def _move(self, spark: SparkSession, branch: str, version: int) -> None:
         at = "" if version == NO_VERSION else f" AS OF VERSION {version}"
@@ -248,10 +250,10 @@ class IcebergTarget(Target):
         is_same = columns.version == now or NO_VERSION in (now, columns.version)
         if not is_same and facts.properties.get(COLUMNS_AS_OF) != str(columns.version):
             raise SchemaMismatchError(
-                f"table {self} has columns of the staged rows in another order than when they were staged: columns "
-                "were moved, or renamed to each other's names, and Iceberg does not say which. Nothing was written; "
-                "rows that are staged already wait. If each column still means what its name meant, say so: ALTER "
-                f"TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
+                f"Iceberg table {self} has columns of the staged rows in another order than when they were staged: "
+                "columns were moved, or renamed to each other's names, and Iceberg does not say which. Nothing was "
+                "written; rows that are staged already wait. If each column still means what its name meant, say so: "
+                f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
             )
         return replace(columns, version=now)
 
