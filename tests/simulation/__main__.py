@@ -31,10 +31,13 @@ def main() -> int:
     begins = int(first or time.time_ns() // 1_000_000 % 1_000_000_000)
     ends = begins + 1 if given.seeds and not _ else int(end) if end else 0
     until = float("inf") if ends else time.monotonic() + 60 * given.minutes
-    shown = time.monotonic()
+    shown, told = time.monotonic(), 0
 
     def is_over(played: Played) -> bool:
-        nonlocal shown
+        nonlocal shown, told
+        for failure in played.failures[told:]:
+            print(failure, flush=True)
+        told = len(played.failures)
         if time.monotonic() - shown > SHOWN_SECONDS:
             shown = time.monotonic()
             found = f"{len(played.failures)} wrong"
@@ -43,8 +46,6 @@ def main() -> int:
 
     print(f"seeds from {begins:,} on", flush=True)
     played = play(range(begins, ends) if ends else count(begins), is_over)
-    for failure in played.failures:
-        print(failure)
     print(
         f"{played.histories:,} histories, {played.a_minute:,.0f} a minute of one core, {len(played.failures)} wrong; "
         + ", ".join(f"{number:,} x {name}" for name, number in played.seen.most_common())

@@ -83,8 +83,8 @@ class Judge:
         """A reader of the table, and of the table with what is staged."""
         simulation, table, every = self.simulation, self.simulation.table, self.every
         self._check(table.ours() - every, "the table has rows that are not committed, or has them twice")
-        if simulation.is_damaged or self.is_undone:
-            return
+        if simulation.is_damaged or self.is_undone or simulation.lag:
+            return  # A reader of lists that lag behind has no promise.
         target = Target(simulation.sink_options, table, simulation.reach)
         try:
             _, pieces, version = _looked_at(SPARK, target, "/checkpoint", Folder.of(SPARK, "/checkpoint"))  # type: ignore[arg-type]

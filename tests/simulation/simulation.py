@@ -137,6 +137,11 @@ class Simulation:
         """Staged files that a list has."""
         return [name for name in self.checkpoint.files if name not in self.hidden]
 
+    @property
+    def lag(self) -> int:
+        """So many writes are not listed yet."""
+        return self.checkpoint.log.lag if isinstance(self.checkpoint.log, Store) else 0
+
     def fails_to_stage(self) -> bool:
         """Whether the disk is full as rows are staged."""
         return "full while staging" in self.checkpoint.log.fails

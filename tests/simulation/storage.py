@@ -42,7 +42,9 @@ class Disk:
     """Called before and after each thing that is done to the disk; what it raises ends the caller there."""
     names: dict[str, File] = field(default_factory=dict)
     durable: dict[str, File] = field(default_factory=dict)
-    """The names that a power loss leaves."""
+    """The names that a power loss leaves, where their folders are left."""
+    folders: dict[str, bool] = field(default_factory=dict)
+    """Folders that were made, and whether the folder that each is in was synchronised since."""
     opened: dict[int, str | File] = field(default_factory=dict)
     """Open files, and folders by their path."""
     numbers: Iterator[int] = field(default_factory=count)
@@ -76,21 +78,27 @@ class Disk:
             self.durable.pop(path, None)
             if path in self.names:
                 self.durable[path] = self.names[path]
+        for path in self.folders:
+            self.folders[path] |= path.rpartition("/")[0] == opened
 
     def remove(self, folder: str) -> None:
         for path in sorted(path for path in self.names if path == folder or path.startswith(f"{folder}/")):
             self.does("remove", partial(self.names.pop, path, None))
+        for path in [path for path in self.folders if path == folder or path.startswith(f"{folder}/")]:
+            del self.folders[path]
 
     def lose_power(self, rng: random.Random) -> None:
         """Only what was synchronised is sure to be there."""
         kept: dict[str, File] = {}
-        for path in sorted({*self.names, *self.durable}):
+        lost = tuple(f"{path}/" for path, is_durable in self.folders.items() if not is_durable and rng.random() < 0.5)
+        for path in sorted(path for path in {*self.names, *self.durable} if not path.startswith(lost)):
             now, then = self.names.get(path), self.durable.get(path)
             file = now if now is then else rng.choice((now, then))
             if file is not None:
                 text = file.after_power_loss(rng)
                 kept[path] = File(text, text)
         self.names, self.durable, self.opened, self.fails = kept, dict(kept), {}, []
+        self.folders = {folder: True for path in kept for folder in map(str, PurePosixPath(path).parents)}
 
 
 DISKS: list[Disk] = []
@@ -101,10 +109,12 @@ class DiskPath(PurePosixPath):
     """What the product does with a ``Path``."""
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """A folder is a part of its files' paths."""
+        """A folder, and those that it is in; the checkpoint's own is there."""
+        for folder in (*reversed(self.parents[:-2]), self):
+            DISKS[-1].folders.setdefault(str(folder), False)
 
     def exists(self) -> bool:
-        return any(path == str(self) or path.startswith(f"{self}/") for path in DISKS[-1].names)
+        return self.parent.name == "" or str(self) in DISKS[-1].names or str(self) in DISKS[-1].folders
 
     def is_file(self) -> bool:
         return str(self) in DISKS[-1].names
@@ -159,7 +169,7 @@ class Names:
 
     @staticmethod
     def close(number: int) -> None:
-        DISKS[-1].opened.pop(number)
+        DISKS[-1].opened.pop(number, None)
 
     @staticmethod
     def fsync(number: int) -> None:
@@ -169,8 +179,8 @@ class Names:
             del disk.opened[number]  # Python's file object closes it.
 
     @staticmethod
-    def walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
-        of: dict[str, list[str]] = {}
+    def walk(top: str | DiskPath) -> Iterator[tuple[str, list[str], list[str]]]:
+        of: dict[str, list[str]] = {folder: [] for folder in DISKS[-1].folders if folder.startswith(str(top))}
         for path in sorted(DISKS[-1].names):
             folder, _, name = path.rpartition("/")
             if folder.startswith(f"{top}/"):
@@ -195,7 +205,7 @@ class Store:
     """When each object was written: the number of writes by then."""
     writes: int = 0
     lag: int = 0
-    """So many of the last objects are not listed yet."""
+    """So many of the last writes are not listed yet."""
     fails: list[str] = field(default_factory=list)
 
     def write(self, path: str, line: str, mode: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.simulation.planted import PLANTED, hunt
 from tests.simulation.play import Played, play, quiet, why_wrong
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import Step, history
+from tests.simulation.world import SINKS, Step, history, scenario
 
 HISTORIES = int(os.environ.get("HISTORIES", "300"))
 SEES = {
@@ -72,6 +73,30 @@ def test_the_histories_show_a_planted_fault(name: str) -> None:
     if failure is None:
         _, failure = hunt(PLANTED[name], shrinks=False)
     assert failure is not None, f"5,000 histories with this fault are like those without it: {name}"
+
+
+FOUND = {
+    "an intent that a killed run had not synchronised, and the next one built on": (
+        Step("micro-batch", 2, {"files": 1}),
+        Step("micro-batch", 3, {"files": 1, "crash": "after rename"}),
+        Step("micro-batch", 5, {"files": 1, "commits": ("absent", "absent")}),
+        Step("micro-batch", 6, {"files": 1, "power loss": "after sync", "at": 2}),
+    ),
+    "a folder of the staging log whose name was not synchronised": (
+        Step("micro-batch", 1, {"files": 1}),
+        Step("micro-batch", 2, {"files": 1, "power loss": "before rename"}),
+    ),
+}
+"""Histories of faults that the simulation has found and that were mended."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_found_before_stays_mended(name: str, seed: int) -> None:
+    plain = replace(scenario(20), format=2, storage="disk", sink=SINKS["files fill"], beside="", timeouts=(1,))
+    steps = [step._replace(seed=step.seed + 10 * seed) for step in FOUND[name]]
+    with quiet():
+        assert why_wrong(plain, steps) == ""
 
 
 def test_a_failing_history_is_shrunk_to_the_steps_that_matter() -> None:

@@ -55,6 +55,7 @@ class SparkActions:
     def open(self, spark: SparkSession) -> Ledger:
         """Return the ledger that the log describes, for a run that begins."""
         self.folder = StagingFolder.of(spark, self.checkpoint)
+        self.folder.synchronise()
         ledger = ledger_format.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
         ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(spark, self.checkpoint))

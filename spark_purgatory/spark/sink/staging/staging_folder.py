@@ -131,6 +131,14 @@ class StagingFolder:
                 with suppress(FileNotFoundError):
                     yield str(path), path.read_text(encoding="utf-8", errors="replace")
 
+    def synchronise(self) -> None:
+        """Have what the log holds outlive a power loss: a run that was killed may not have come to it."""
+        if self.local is not None:
+            tops = [Path(top) for top, _, _ in os.walk(self.local / "log")]
+            with writing("the log", self.uri):
+                for folder in filter(Path.exists, (self.local.parent, self.local, *tops)):
+                    _synchronise(folder)
+
     # --- removal -------------------------------------------------------------------------------------------------
 
     def remove(self, spark: SparkSession, path: str) -> None:
@@ -167,6 +175,7 @@ def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
 
 def _write_file(path: Path, line: str) -> None:
     """All of it or nothing, also after a power loss."""
+    folders = [path.parent, *(folder.parent for folder in path.parents[:4] if not folder.exists())]
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid4()}")
     try:
@@ -175,14 +184,20 @@ def _write_file(path: Path, line: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        for folder in folders:
+            _synchronise(folder)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _synchronise(folder: Path) -> None:
+    """Have the names in a folder outlive a power loss."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _remove_tree(path: Path) -> None:
