@@ -1,6 +1,6 @@
-"""Steps of the sink as data: what is to be done next, and what came of it (`protocol`).
+"""Steps of the sink as data: the actions that `protocol` chooses, and their results.
 
-A failpoint, named as the action is, lies before and after each action that writes or reads back: `HAS_FAILPOINTS`.
+A failpoint, named after the action, comes before and after each action that writes or reads back: `HAS_FAILPOINTS`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from spark_purgatory.spark.sink.staging.ledger import Failed
 from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
-# --- what is to be done ---------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------
 
 
 class Look:
-    """Compare the log with the table, which comes first in a run."""
+    """Compare the log with the table. A run does this first."""
 
 
 class Adopt:
@@ -25,18 +25,18 @@ class Adopt:
 
 
 class Skip:
-    """Evaluate the micro-batch and drop its rows: a drain has brought them before Spark forgot that it committed it."""
+    """Evaluate the micro-batch and drop its rows: a drain took them before Spark lost its record of the commit."""
 
 
 class Stage(NamedTuple):
-    """Write the rows of the micro-batch into the staging folder, and the record of them."""
+    """Write the rows of the micro-batch into the staging folder, and their record into the log."""
 
     now_ms: int
     max_file_rows: int
 
 
 class Count(NamedTuple):
-    """Look into the files of staged micro-batches."""
+    """Count the rows in the files of staged micro-batches."""
 
     batches: tuple[StagedBatch, ...]
 
@@ -52,11 +52,10 @@ class Intend(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Bring what an intent takes to the table."""
+    """Bring the pieces that an intent takes to the table."""
 
     intent: Intent
-    max_file_rows: int = 0
-    """Where a file of the table is cut; 0: nowhere."""
+    max_file_rows: int = 0  # A file of the table is cut here; 0: nowhere.
 
 
 class ReadBack(NamedTuple):
@@ -66,11 +65,11 @@ class ReadBack(NamedTuple):
 
 
 class CleanUp:
-    """Note that the drain is done, and remove what it has made idle."""
+    """Note that the drain is done, and remove the files that it made idle."""
 
 
 class Wait(NamedTuple):
-    """Do nothing for a time: the table has to be tried again."""
+    """Do nothing for a time, then try the table again."""
 
     ms: int
 
@@ -82,17 +81,17 @@ class Stop(NamedTuple):
 
 
 class Return:
-    """Nothing is left to be done now."""
+    """End the call: nothing more can be done now."""
 
 
 Action = Look | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
 HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
 
-# --- what came of it ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 class Looked(NamedTuple):
-    """The table fits to the log, and has the commit of the last intent, or not."""
+    """The table fits the log; ``commit`` is that of the last intent, None if the table does not have it."""
 
     table_id: str | None
     commit: DrainCommit | None
@@ -102,18 +101,17 @@ class Adopted(NamedTuple):
     """The contents of the staging folder."""
 
     pieces: Sequence[Piece]
-    repartitions: Sequence[int] = ()
-    """Micro-batches that no sink saw."""
+    repartitions: Sequence[int] = ()  # Micro-batches that no sink saw.
 
 
 class Skipped(NamedTuple):
-    """The micro-batch was evaluated, and has these rows."""
+    """The micro-batch was evaluated and has these rows."""
 
     contents: Contents
 
 
 class Staged(NamedTuple):
-    """The micro-batch lies in its folder; without rows there is a note of it."""
+    """The micro-batch is in its folder, or in a note if it has no rows."""
 
     batch: StagedBatch
 
@@ -131,7 +129,7 @@ class Intended(NamedTuple):
 
 
 class Begun:
-    """The commit goes on beside the micro-batches, and its own result comes later."""
+    """The commit is running next to the micro-batches; its own result comes later."""
 
 
 class Committed(NamedTuple):
@@ -148,32 +146,23 @@ class Found(NamedTuple):
 
 
 class NotThere:
-    """The table does not have the commit, or does not tell: a write that it has is skipped."""
+    """The table's history does not show the commit. If the table has it all the same, it skips the next try."""
 
 
-Done = Admit | CleanUp | Wait
-"""Actions of which nothing is to be said but that they were done: each is its own result."""
+Done = Admit | CleanUp | Wait  # These actions are their own results.
 Result = Looked | Adopted | Skipped | Staged | Counted | Intended | Begun | Committed | Failed | Found | NotThere | Done
 
 
 @dataclass
 class Work:
-    """What the loop was called for: a micro-batch, or to bring everything staged to the table, or both; with neither,
-    to end the drain that is under way.
-    """
+    """One call of the loop: for a micro-batch, for a flush, or for both. Without either it ends the running drain."""
 
     spark: Any
-    """The session to do it in."""
-    before: int
-    """The micro-batch that Spark runs now, or next."""
-    batch_id: int | None = None
-    """The micro-batch at hand; None if there is none."""
+    before: int  # The micro-batch that Spark runs now, or next.
+    batch_id: int | None = None  # The micro-batch at hand.
+    # The schema of the log once the rows are staged, after the schema that it has now: the same for the same columns.
     schema_after: Callable[[str | None], str | None] = lambda known: known
-    """The schema to stage its rows with after rows of a known one: that one, if these are the same columns."""
-    flush: bool = False
-    """Everything staged must go to the table."""
-    rows: Any = None
-    """The rows of the micro-batch at hand, as a DataFrame."""
+    flush: bool = False  # Everything staged must go to the table.
+    rows: Any = None  # The rows of the micro-batch at hand, as a DataFrame.
     begun_ms: int = 0
-    is_evaluated: bool = False
-    """Its rows were staged or skipped."""
+    is_evaluated: bool = False  # The rows were staged or skipped.

@@ -1,4 +1,4 @@
-"""Where a crash could matter: named places, before and after each durable step. Without a hook they do nothing."""
+"""Failpoints: named places before and after each durable step, where a crash could matter."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable
 from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS
 
 FAILPOINTS = tuple(f"{when} {step}" for step in (*HAS_FAILPOINTS.values(), "return") for when in ("before", "after"))
-
-hook: Callable[[str], None] | None = None
-"""Called with the name of every failpoint reached; tests set it, nothing else does."""
+hook: Callable[[str], None] | None = None  # Called with the name of each failpoint reached. Only tests set it.
 
 
 def reach(name: str) -> None:
-    """Say that a failpoint was reached."""
+    """Report that a failpoint was reached."""
     if hook is not None:
         hook(name)
 
 
-def reach_beside(when: str, action: object) -> None:
-    """Say that a failpoint before or after an action was reached, if the action has any."""
+def reach_action(when: str, action: object) -> None:
+    """Report the failpoint before or after an action, if the action has one."""
     if (step := HAS_FAILPOINTS.get(type(action))) is not None:
         reach(f"{when} {step}")

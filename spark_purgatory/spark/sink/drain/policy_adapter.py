@@ -17,43 +17,38 @@ from spark_purgatory.accumulator.sizing import SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BugError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
-WARN_AT = 0.8
-"""A warning is logged once so much of buffer_memory is staged."""
+WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
-FIRST_DRAIN_MS = 8000
-"""An estimate of the time of a query run's first drain; at most half of linger."""
-MAX_FILES_PER_DRAIN = 64
-"""Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
+FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
+MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
 KEPT_FUTURES = 100
-MAX_FULL = 1.25
-"""A file may be so much larger than wanted before it is cut."""
+MAX_FULL = 1.25  # A file may be larger than batch_size by this factor before it is cut.
 TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The end of rows: the value of their future (Kafka: ``RecordMetadata``)."""
+    """The delivery of rows, which is the value of their future (Kafka: ``RecordMetadata``)."""
 
     table: str
     version: int
-    """The table's version that has them; -1 where its history was cut."""
+    """The version of the table that has the rows; -1 where its history was cut."""
     rows: int
     bytes: int
-    """Bytes in the table's files, as a share of the drain's; 0 where Delta does not say."""
+    """Bytes in the table's files, as a share of the drain's; 0 where Delta does not report them."""
     queued_ms: int
-    """Milliseconds from their staging to the end of their drain."""
+    """Milliseconds from the staging of the rows to the end of their drain."""
 
 
 @dataclass
 class _FileSizing:
-    """What a piece is expected to add to a file, whichever; a batch keeps the estimate that was made at the append."""
+    """The bytes that a piece should add to any file. A batch keeps the estimate that was made at the append."""
 
     sizes: SizeCalibration[str]
     header_bytes = 0
@@ -82,34 +77,24 @@ class PolicyAdapter:
         )
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
         self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, _FileSizing(self.sizes), backoff)
+        # By micro-batch: all that wait, and the last `KEPT_FUTURES` that were delivered.
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
-        """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
-        self.totals = Counter[str]()
-        """The totals of a run of the query: the metrics that only grow, and the time of the last drain."""
-        self.is_out_of_time = False
-        """A file has waited for delivery_timeout, and the table does not take it."""
-        self.progress_ms = 0
-        """When the table took something last."""
-        self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
-        """The time of the last drain; a file is drained so much before it has lingered."""
-        self.every_ms = 0
-        """From one micro-batch to the next; what would have lingered by the next one is drained now."""
-        self._micro_batch_ms: int | None = None
-        """When the last micro-batch began."""
+        self.totals = Counter[str]()  # Metrics of this run that only grow, and the time of the last drain.
+        self.is_out_of_time = False  # A file has waited for delivery_timeout, and the table does not take it.
+        self.progress_ms = 0  # When the table last took something.
+        self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)  # The time that the last drain took.
+        self.every_ms = 0  # The time from one micro-batch to the next.
+        self._micro_batch_ms: int | None = None  # When the last micro-batch began.
+        # The batches of the running drain; after a failure they are queued again.
         self.in_drain: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
-        """The batches of the drain that is under way; after a failure they are queued again."""
-        self._began_ms: int | None = None
-        """When the drain under way began; None if this run did not begin it."""
+        self._began_ms: int | None = None  # When the running drain began; None if an earlier run began it.
         self._made_ms, self._made_at_ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
 
     def now(self) -> int:
-        """The wall clock of the run's start and the time since then, in ms.
-
-        What is staged outlives the process, and a clock that is set anew must neither stop nor end its lingering.
-        """
+        """Return the wall clock of the run's start plus the time since, in ms: setting the clock moves no linger."""
         return self._made_ms + time.monotonic_ns() // 1_000_000 - self._made_at_ms
 
-    # --- what the protocol asks ----------------------------------------------------------------------------------
+    # --- questions of the protocol -------------------------------------------------------------------------------
 
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
         """Return True if micro-batches that are not counted yet could change what is ready."""
@@ -120,28 +105,28 @@ class PolicyAdapter:
         return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
 
     def next_pieces(self, now_ms: int, everything: bool) -> tuple[Piece, ...]:
-        """The pieces of the files that should go now; none if none should."""
+        """Return the pieces of the files that should go to the table now."""
         ripe = self.policy.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
         return _pieces_in(self.policy.peek(set(ripe), self.request_bytes, now_ms, everything))
 
     @property
     def _ahead_ms(self) -> int:
-        """How long before it has lingered a file is drained: drains begin with micro-batches, and take their time."""
+        """Files are drained this early: drains begin only with micro-batches, and take time themselves."""
         return self.drain_ms + min(self.every_ms, self.linger_ms // 2)
 
-    def begin(self, work: Work) -> None:
-        """The loop is called."""
+    def begin(self, work: do.Work) -> None:
+        """Note that a call of the loop begins."""
         work.begun_ms = self.now()
         if work.batch_id is not None:
             self.every_ms = 0 if self._micro_batch_ms is None else work.begun_ms - self._micro_batch_ms
             self._micro_batch_ms = work.begun_ms
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """Return True if the drain under way failed, and it is too early to try it again."""
+        """Return True if the running drain failed and it is too early to try it again."""
         return any(batch.is_backing_off(now_ms) for batch in self.in_drain)
 
     def cut_rows(self, pieces: Iterable[Piece]) -> int:
-        """Where files of these pieces are cut, because one is larger than it should be; 0: nowhere."""
+        """Return the rows at which files of these pieces are cut, because one would be too large; 0: no cut."""
         most = []
         for partition, found in by_partition(pieces).items():
             file_bytes = self.sizes.file_bytes(partition, sum(piece.staged_bytes for piece in found))
@@ -150,22 +135,22 @@ class PolicyAdapter:
                 most.append(math.ceil(rows / math.ceil(file_bytes / self.batch_bytes)))
         return min(most, default=0)
 
-    # --- what came of an action -------------------------------------------------------------------------------------
+    # --- the result of an action -------------------------------------------------------------------------------------
 
-    def take_in(self, ledger: Ledger, action: Action, result: Result) -> None:
-        """Take in the result of an action, and log it; ``ledger`` has it already (`protocol.apply`)."""
+    def take_in(self, ledger: Ledger, action: do.Action, result: do.Result) -> None:
+        """Take in the result of an action and log it, after `protocol.apply` did."""
         match result:
             case do.Looked(_, commit) | do.Found(_, commit) if commit is not None and ledger.fault is None:
                 self._settle(ledger, commit)
             case do.Looked() if ledger.intent is not None and not ledger.is_done:
-                # A drain that an earlier run left is tried as long as any. Nothing else is queued yet.
+                # A drain that an earlier run left is tried as long as any other. Nothing else is queued yet.
                 self.append(ledger.intent.taken, self.now())
                 self._take(ledger.intent.taken)
             case do.Adopted():
                 now_ms = self.now()
                 self.append(list(ledger.pieces.values()), now_ms - self.linger_ms)
                 for batch in (batch for queue in self.policy.queues for batch in queue.batches):
-                    batch.created_ms = now_ms  # Or rows that have waited for delivery_timeout could never leave.
+                    batch.created_ms = now_ms  # Else rows older than delivery_timeout could never leave.
             case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.is_incoming(pieces):
                 self._counted(action.batches, pieces)
                 if (staged := ledger.staged_bytes) >= self.buffer_bytes * WARN_AT:
@@ -183,7 +168,7 @@ class PolicyAdapter:
                 self._take(action.intent.taken)
 
     def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
-        """Take pieces in; they linger from when they were staged, if that is between ``since_ms`` and now."""
+        """Queue pieces. They linger since they were staged, but not since before ``since_ms``."""
         now_ms = self.now()
         return [
             self.policy.append(piece.partition, piece, min(max(piece.staged_ms, since_ms), now_ms)).future
@@ -191,7 +176,7 @@ class PolicyAdapter:
         ]
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
-        """Learn from micro-batches that were counted, and take their pieces in."""
+        """Learn from micro-batches that were counted, and queue their pieces."""
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
             for piece in found:
@@ -202,7 +187,7 @@ class PolicyAdapter:
             del self.futures[number]
 
     def _take(self, pieces: Sequence[Piece]) -> None:
-        """The files of these pieces are in flight: for the first time, or again after a failure has queued them."""
+        """Put the files of these pieces in flight, for the first time or again after a failure."""
         if self._began_ms is None:
             self._began_ms = self.now()
         while partitions := {piece.partition for piece in {*pieces} - {*_pieces_in(self.policy.in_flight)}}:
@@ -211,7 +196,7 @@ class PolicyAdapter:
         self.in_drain = self.policy.in_flight
 
     def _retry(self, said: str) -> None:
-        """The table did not take the drain under way."""
+        """Queue the running drain again, because the table did not take it."""
         self.totals["drain_retries_total"] += 1
         error = StorageError(said)
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]
@@ -225,7 +210,6 @@ class PolicyAdapter:
             )
 
     def _settle(self, ledger: Ledger, commit: DrainCommit) -> None:
-        """A drain is done: complete futures, correct estimates."""
         intent = ledger.intent
         assert intent is not None
         now_ms = self.progress_ms = self.now()
@@ -242,7 +226,7 @@ class PolicyAdapter:
         )
 
     def _deliver_files(self, commit: DrainCommit, now_ms: int) -> None:
-        """The files of the drain under way are in the table; a file's bytes are its share of the drain's."""
+        """Complete the futures of the running drain and correct the estimates; a file's bytes are a share of all."""
         batches, self.in_drain = self.in_drain, ()
         staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
         for batch, staged_bytes in zip(batches, staged, strict=True):
@@ -256,7 +240,7 @@ class PolicyAdapter:
             self.notify(delivery, None)
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
-        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
+        """Return the sink's metrics, by the names of `spark_purgatory.metrics`."""
         pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
         staged_bytes = ledger.staged_bytes + self.backlog.staged_bytes(uncounted)
         times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]

@@ -1,50 +1,49 @@
 """Rows into a table exactly once, by way of a staging folder: the protocol, as decisions without Spark.
 
-Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A *micro-batch* b
-of it is run again after a crash, with the same rows and number. Its rows are *staged* in *pieces* (`ledger`), and
-*drain* N brings some pieces to the table in one transaction, marked with the query and with N.
-The *staging log* is the folder of entries beside the pieces (`staging_folder`).
+Terms. A *query* is a checkpoint: Spark gives it an id and keeps the id over restarts. After a crash Spark runs a
+*micro-batch* b again, under the same number. Its rows are *staged* in *pieces* (`ledger`). *Drain* N brings some pieces
+to the table in one transaction, which is marked with the query and with N. The *staging log* is the folder of entries
+next to the pieces (`staging_folder`).
 
-`next_action` says what is to be done now, from the ledger, the policy and the time alone; `apply` takes in what came of
-it, and nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth`
-compares the ledger with what the table says. A crash between any two actions is a case of the table below.
+`next_action` chooses the next action from the ledger, the policy and the time alone. `apply` takes in the result;
+nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth` compares
+the ledger with the table. A crash between any two actions is a case of the table below.
 
-What counts. Spark runs micro-batch b only after it has committed every one before it, state and offsets. So what was
-staged before b is whole and final, and nothing needs to be written to say so. Of b that is not yet so: after a crash
-Spark runs b again, from the state before it, and rows, settings, or the user's own functions may differ by then. The
-rows of the run that Spark commits are the rows that fit to its state. Therefore no drain takes rows of a micro-batch
-that Spark has not committed: drains are decided at the start of b, for all that was staged before it.
+Rows that count. Spark runs micro-batch b only after it has committed the state and offsets of every earlier one, so
+rows that were staged before b are final without a note. The rows of b are not final yet: after a crash Spark runs b
+again from the state before it, and rows, settings, or the user's own functions may differ by then. Only the rows of the
+run that Spark commits fit its state. Therefore drains are decided at the start of b, and take rows staged before it.
 
-Protocol. A micro-batch b, in a run's first call after the settling of what the last run left (D, E, F):
+Protocol for a micro-batch b. The first call of a run first settles what the last run left (D, E, F).
 
-1. Every micro-batch between the last intent's and b must be there, as a folder with rows or in a note of those without;
-   if one is not, what the query staged is lost. Stop. If Spark has forgotten that it committed b (entries of its
-   ``commits`` are gone) and a drain has taken b: evaluate the DataFrame into ``noop`` (`Skip`), because Spark's state
-   must be committed. If its rows are not the rows that were taken, stop.
+1. Every micro-batch between the last intent's and b must be there, as a folder with rows or in a note of empty ones. If
+   one is missing, staged rows are lost: stop. If Spark lost its record that it committed b (entries of its ``commits``
+   are gone) and a drain has taken b, evaluate the DataFrame into ``noop`` (`Skip`), because Spark's state must be
+   committed. If its rows are not the rows that were taken, stop.
 2. Drains, as many as the policy wants now: 4 to 7.
 3. `Stage`: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
-   and then a record with their number and checksum. Runs are numbered. Where several runs have staged a micro-batch,
-   what the last of them staged counts; a half-written folder does not count, nor does one that an old run, still alive,
-   writes later. Without rows: a note says so. With a new schema: everything is drained first, then a note of it comes.
-   `Admit`: the micro-batch counts once it fits into buffer_memory. If it may not, files are counted and drained first.
-   One that is larger than all of buffer_memory counts once nothing else is staged.
+   and then a record with their number and checksum. A micro-batch without rows gets a note. A new schema gets a note
+   once everything is drained. Runs are numbered: if several runs staged a micro-batch, the last run's folder counts. A
+   half-written folder does not count, and neither does a folder that an old run, still alive, writes later.
+   `Admit`: the micro-batch counts once it fits into buffer_memory. If it may not fit, files are counted and drained
+   first. A micro-batch that is larger than all of buffer_memory counts once nothing else is staged.
 
-A drain. The files staged since the last one are counted (`Count`), many micro-batches in one job, and no earlier than
-the policy could need it (`backlog`). Then:
+A drain first counts the files that were staged since the last one (`Count`): many micro-batches in one job, as late as
+the policy allows (`backlog`).
 
-4. `Intend`: an entry of the log names N, the pieces taken, all that is left, and the last micro-batch: everything
-   before it is superseded; and the table's version, after which N's is to come.
-5. `Commit`: the rows of the pieces taken are counted and summed up once more; then they go to the table, each row
-   compared with its hash, marked with N and with the intent's uuid. A thread does it (`Beside`): b
-   and later ones are staged meanwhile; 6 and 7 follow between two actions of one of them. A flush and the end wait.
-6. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
-7. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
+4. `Intend`: an entry of the log names N, the pieces taken, all pieces left, the last micro-batch, and the table's
+   version, which precedes N's. It supersedes all earlier entries.
+5. `Commit`: count and sum the rows of the pieces taken once more. Then write them to the table, each row compared with
+   its hash, marked with N and the intent's uuid. A thread does it (`Beside`) while later micro-batches are staged; 6
+   and 7 follow between two of their actions. A flush and the end wait for the thread.
+6. `ReadBack`: find N and its uuid in the table's history, and compare the number of rows committed with the pieces'.
+7. `CleanUp`: write an entry "done N". Then remove the entries before intent N, and pieces that nothing names.
 
-Invariant: a row of a micro-batch before the one that Spark runs is in a piece that the last intent left, or in a folder
-of a later micro-batch (of several, the last run's), or in the table; never in two of them once the
-last intent was settled. Nothing is removed before the commit that took it was read back.
+Invariant: a row of a micro-batch before b is in a piece that the last intent left, in a folder of a later micro-batch
+(the last run's, if there are several), or in the table. It is in exactly one of them once the last intent is settled.
+Nothing is removed before the commit that took it was read back.
 
-| the run ended | the log says | the table says | the next run does |
+| the run ended | the log has | the table has | the next run does |
 | --- | --- | --- | --- |
 | A. in 3, or after it, before Spark committed b | less than b counts | | b again, in a folder of its own |
 | B. later, and Spark's last commits were lost | b counts | | b again: step 1 |
@@ -57,17 +56,17 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | G. and the table is an old copy of itself | done N at version V | no version V, or V is not N | stop: TableLostError |
 | G. and the table was restored to before drain N | done N at version V | V is not part of it | stop: TableLostError |
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
-| H. and someone has its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
+| H. and someone used its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
 | D. but its commit arrives later | intent N, not done | N - 1, then N | 5 again, which it skips or refuses; 6, 7 |
-| K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whichever run ended first |
+| K. but lives on, and stages b like the next run | | | nothing: one folder counts, whichever run ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 | M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
 
-Step 6 reads the history and does not rely on step 5: a table may *silently* skip what it has, and an answer may be
-lost. A table that skips each drain that it ever had is given one again that nobody can know of (`History`). Step 1
-never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
+Step 6 reads the history and does not rely on step 5: a table may *silently* skip a drain that it has, and an answer
+may be lost. If the history cannot tell, the drain is written again, and the table may skip it (`History`). Step 1
+never leaves a micro-batch unevaluated, or Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
 """
 
 from __future__ import annotations
@@ -77,19 +76,18 @@ from typing import TYPE_CHECKING
 
 from spark_purgatory.errors import BufferExhaustedError, BugError, DeliveryTimeoutError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, missing
-from spark_purgatory.spark.sink.staging.pieces import Contents, StagedBatch
+from spark_purgatory.spark.sink.staging.pieces import StagedBatch
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter as Policy
 
 LONGEST_WAIT_MS = 1000
-PIECES_PER_FILE = 8
-"""A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
-MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
+PIECES_PER_FILE = 8  # Staged files per ``batch_size``: a batch without room for the next piece is at least 7/8 full.
+# The state of a drain after a result. Any other pair is a bug, and changes nothing.
+MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
     (DrainState.DONE, do.Intended): DrainState.INTENDED,
     (DrainState.DONE, Failed): DrainState.DONE,
     (DrainState.INTENDED, do.Begun): DrainState.UNDERWAY,
@@ -102,15 +100,14 @@ MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
     (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
-"""How far a drain is after a result; a pair that is not here is a bug, and changes nothing."""
 OF_DRAINS = tuple({result for _, result in MOVES})
 
 
-# --- what is to be done ---------------------------------------------------------------------------
+# --- the next action -----------------------------------------------------------------------------
 
 
-def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action:
-    """The one next step. The same ledger, policy, work and time give the same step."""
+def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
+    """Return the next action, which depends on the arguments alone."""
     if ledger.fault is not None:
         return do.Stop(ledger.fault)
     if not ledger.is_compared:
@@ -142,8 +139,8 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
     return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
 
 
-def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: Work, now_ms: int) -> Action:
-    """The one bound of buffer_memory: what counts fits into it, but for a micro-batch that is larger than all of it."""
+def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
+    """Keep what counts within buffer_memory, except for a micro-batch that is larger than all of it."""
     if most_bytes([*ledger.uncounted.values(), staged]) <= policy.buffer_bytes - ledger.staged_bytes:
         return do.Admit()
     if ledger.uncounted:
@@ -153,8 +150,8 @@ def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: Work, now_
     return _send_all(ledger, policy, work, now_ms) if ledger.has_staged else do.Admit()
 
 
-def _send_all(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action:
-    """The next step where everything staged has to go before anything else."""
+def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
+    """Return the next action while everything staged must go to the table first."""
     if (action := _send(ledger, policy, now_ms, everything=True)) is not None:
         return action
     if ledger.drain is DrainState.UNDERWAY:
@@ -172,8 +169,8 @@ def _send_all(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action
     )
 
 
-def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> Action | None:
-    """The next step of a new drain; None if there is nothing to drain now, or the last drain is not done."""
+def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> do.Action | None:
+    """Return the next action of a new drain; None if nothing should be drained now or the last drain is not done."""
     if not ledger.is_done:
         return None
     if ledger.uncounted and (everything or policy.must_count(ledger.uncounted, now_ms)):
@@ -183,7 +180,7 @@ def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> Acti
 
 
 def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
-    """Why the last failure ends the query; None if the drain is tried again, or none failed."""
+    """Return the error by which the last failure ends the query; None if the drain can be tried again."""
     if (failure := ledger.failure) is None:
         return None
     if failure.is_refused or failure.is_lasting:
@@ -202,14 +199,14 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     return None
 
 
-# --- what came of it ------------------------------------------------------------------------------
+# --- its result ----------------------------------------------------------------------------------
 
 
-def apply(ledger: Ledger, result: Result, work: Work) -> None:
-    """Take in the result of an action: the only place where the ledger of a run, and what is left to do, change.
+def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
+    """Take in the result of an action; nothing else changes the ledger of a run and its work.
 
-    BugError if the result cannot follow on the ledger's state; then nothing changes. StagingError,
-    ForeignWriterError: what lies in the staging folder cannot count.
+    BugError if the result cannot follow the ledger's state; then nothing changes. StagingError, ForeignWriterError if
+    the files in the staging folder cannot count.
     """
     if isinstance(result, OF_DRAINS):
         if (ledger.drain, type(result)) not in MOVES:
@@ -228,7 +225,14 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
         case do.Skipped(contents):
             work.is_evaluated = True
             if work.batch_id != ledger.last_batch or contents != ledger.last_contents:
-                ledger.fault = _differs(ledger, work, contents)
+                ledger.fault = StagingError(
+                    f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain "
+                    f"{ledger.next_drain - 1} has brought micro-batches up to {ledger.last_batch} to table "
+                    f"{ledger.names.table}, and the last of them had other rows: {ledger.last_contents} then, "
+                    f"{contents} now. Entries of the checkpoint's folder 'commits' were lost, and the sources, the "
+                    "settings or the code have changed since. Nothing was written. Bring the lost entries back, or "
+                    "start once with the sources, settings and code of then"
+                )
         case do.Staged(batch):
             work.is_evaluated = True
             ledger.schema = work.schema_after(ledger.schema)
@@ -261,14 +265,3 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
             pass
         case _:
             raise BugError(f"{result!r} is not the result of an action")
-
-
-def _differs(ledger: Ledger, work: Work, contents: Contents) -> StagingError:
-    """Spark runs a micro-batch again that a drain has taken, and it is another one now."""
-    return StagingError(
-        f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain "
-        f"{ledger.next_drain - 1} has brought micro-batches up to {ledger.last_batch} to table {ledger.names.table}, "
-        f"and the last of them had other rows: {ledger.last_contents} then, {contents} now. Entries of the "
-        "checkpoint's folder 'commits' were lost, and the sources, the settings or the code have changed since. "
-        "Nothing was written. Bring the lost entries back, or start once with the sources, settings and code of then"
-    )

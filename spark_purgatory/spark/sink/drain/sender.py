@@ -1,6 +1,6 @@
-"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): `protocol` decides, `spark_actions` do.
+"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): `protocol` decides, `spark_actions` act.
 
-Everything here can be rebuilt from the log, and is, when a run starts.
+A run rebuilds all state here from the log when it starts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import DeliveryTimeoutError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
-from spark_purgatory.spark.sink.drain.failpoints import reach, reach_beside
+from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import apply, next_action
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
@@ -31,54 +30,54 @@ from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 
 class Beside:
-    """A commit beside the micro-batches, one at a time (Kafka: the ``Sender`` is a thread beside the appends).
+    """Runs one commit at a time in a thread, next to the micro-batches (Kafka: the ``Sender`` thread).
 
-    The thread writes to the table and does nothing else: the loop takes in its result between two actions, so that the
-    ledger and the log have one writer. A crash leaves what it leaves of a commit that failed: an intent, and a commit
-    that the table has, or not. The thread has a session of its own, for the settings of a write are the session's. A
-    process that ends waits for the thread. Under Spark Connect the loop commits by itself.
+    The thread writes to the table and does nothing else. The loop takes in its result between two actions, so that the
+    ledger and the log have one writer. A crash leaves the same as a failed commit: an intent, and a commit that the
+    table may have. The thread has its own session, because the settings of a write belong to the session. A process
+    that ends waits for the thread. Under Spark Connect the loop commits by itself.
     """
 
     def __init__(self) -> None:
-        # Made when they are needed: Spark Connect sends the sink to its server, and no thread can be sent.
+        # Made when needed: Spark Connect pickles the sink for its server, and a thread cannot be pickled.
         self._thread: ThreadPoolExecutor | None = None
         self._session: SparkSession | None = None
-        self._under_way: Future[Result] | None = None
+        self._under_way: Future[do.Result] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """True if a commit is under way."""
+        """True while a commit is running."""
         return self._under_way is not None and not self._under_way.done()
 
-    def begin(self, spark: SparkSession, commit: Callable[[SparkSession], Result]) -> bool:
-        """Begin a commit in another session like this one; False where there can be none."""
+    def begin(self, spark: SparkSession, commit: Callable[[SparkSession], do.Result]) -> bool:
+        """Begin a commit in another session like this one. Return False under Spark Connect, which has none."""
         if is_remote():
             return False
         self._thread = self._thread or ThreadPoolExecutor(1, "spark_purgatory drain")
         session = self._session = self._session or another_session(spark)
 
-        def in_thread() -> Result:
-            # Makes it the session of this thread, in which Delta looks for a table's catalog; the one way without JVM.
+        def in_thread() -> do.Result:
+            # Makes it the session of this thread, where Delta looks up catalogs. There is no other way without the JVM.
             session.createDataFrame([], "nothing int")
             return commit(session)
 
         self._under_way = self._thread.submit(in_thread)
         return True
 
-    def result(self) -> Result | None:
-        """What came of a commit, once; it raises what the commit raised. None while there is nothing to be said."""
+    def result(self) -> do.Result | None:
+        """Return the result of a commit that ended, once, or raise its error. None otherwise."""
         if self._under_way is None or not self._under_way.done():
             return None
         ended, self._under_way = self._under_way, None
         return ended.result()
 
     def wait(self, ms: int) -> None:
-        """Wait for the commit that is under way, or let the time pass."""
+        """Wait for the running commit to end, or for the time to pass."""
         wait([self._under_way or Future()], ms / 1000)
 
 
 class Sender:
-    """One query run's sink. Called by Spark with each micro-batch, by `flush` without one."""
+    """The sink of one run of a query. Spark calls it with each micro-batch, `flush` without one."""
 
     def __init__(
         self,
@@ -88,69 +87,65 @@ class Sender:
         since: int = NO_VERSION,
     ) -> None:
         self.options, self.checkpoint, self.on_delivery = options, checkpoint, on_delivery
-        self.since = since
-        """The table's version whose names of columns the stream has; `NO_VERSION` without a table."""
+        self.since = since  # The table's version whose column names the stream has.
         self.target = opened(options, since)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()
         self.beside = Beside()
-        self.is_open = self.flush_requested = self.is_running = False
-        """``is_open``: the log was read."""
-        self.has_failed = False
-        """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
+        self.is_open = self.flush_requested = self.is_running = False  # Open: the log was read.
+        self.has_failed = False  # The last call raised: memory and log may differ.
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Take a micro-batch, then drain what is ready."""
+        """Stage a micro-batch and drain the files that are ready."""
         spark = batch.sparkSession
         if self.is_open:
-            reach("after return")
+            failpoints.reach("after return")
         else:
             # The query's own session, not the user's.
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
         try:
             columns = StagedColumns(batch.schema, self.since)
-            work = Work(spark, batch_id, batch_id, columns.continued, flush=self.flush_requested, rows=batch)
+            work = do.Work(spark, batch_id, batch_id, columns.continued, flush=self.flush_requested, rows=batch)
             self._run(work)
         except Exception as error:
             raise out_of_batch(error) from None
         if work.flush:
             self.flush_requested = False
-        reach("before return")
+        failpoints.reach("before return")
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
-        self._run(Work(spark, next_batch(spark, self.checkpoint), flush=True))
+        self._run(do.Work(spark, next_batch(spark, self.checkpoint), flush=True))
 
     def end_drain(self, spark: SparkSession) -> None:
-        """Wait for the drain that is under way, if there is one, and note that it is done."""
+        """Wait for a running drain to end, and note that it is done."""
         if self.ledger.drain is DrainState.UNDERWAY and not self.has_failed:
-            self._run(Work(spark, 0))
+            self._run(do.Work(spark, 0))
 
     def open(self, spark: SparkSession) -> Ledger:
-        """The ledger; the first call in a run reads the log."""
+        """Return the ledger; the first call in a run reads the log."""
         if not self.is_open:
             self.ledger = self.actions.open(spark)
             self.is_open = True
         return self.ledger
 
-    def _run(self, work: Work) -> None:
-        """Do one action after the other; failpoints lie between them."""
+    def _run(self, work: do.Work) -> None:
+        """Do one action after the other, with failpoints between them."""
         self.is_running = self.has_failed = True
         try:
             self.open(work.spark)
             self.policy.begin(work)
             while not isinstance(action := self._next(work), do.Return):
-                reach_beside("before", action)
-                result = self._do(action, work)
-                self._take_in(action, result, work)
+                failpoints.reach_action("before", action)
+                self._take_in(action, self._do(action, work), work)
             self.has_failed = False
         finally:
             self.is_running = False
 
     def is_true(self, spark: SparkSession) -> bool:
-        """Return True if what is in memory counts: Spark has committed it, and no other run wrote to the log."""
+        """Return True if the state in memory is current: Spark has committed it, and no other run wrote to the log."""
         if not self.is_open or self.has_failed or self.ledger.last_batch >= next_batch(spark, self.checkpoint):
             return False
         now, run = self.actions.open(spark), self.ledger.run
@@ -160,13 +155,13 @@ class Sender:
 
     # --- one action ----------------------------------------------------------------------------------------------
 
-    def _next(self, work: Work) -> Action:
-        """What is to be done, after the result of a commit beside the micro-batches was taken in."""
+    def _next(self, work: do.Work) -> do.Action:
+        """Take in the result of a commit in the thread, if it ended, and return the next action."""
         if (result := self.beside.result()) is not None and self.ledger.intent is not None:
             self._take_in(do.Commit(self.ledger.intent), result, work)
         return next_action(self.ledger, self.policy, work, self.policy.now())
 
-    def _do(self, action: Action, work: Work) -> Result:
+    def _do(self, action: do.Action, work: do.Work) -> do.Result:
         match action:
             case do.Admit():
                 return action
@@ -176,17 +171,16 @@ class Sender:
             case do.Stop(DeliveryTimeoutError() as error):
                 self.policy.notify(None, error)
             case do.Commit():
-                is_beside = work.batch_id is not None and not work.flush
 
-                def commit(own: SparkSession) -> Result:
+                def commit(own: SparkSession) -> do.Result:
                     return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
 
-                if is_beside and self.beside.begin(work.spark, commit):
+                if work.batch_id is not None and not work.flush and self.beside.begin(work.spark, commit):
                     return do.Begun()
         return self.actions.carry_out(action, self.ledger, work)
 
-    def _take_in(self, action: Action, result: Result, work: Work) -> None:
+    def _take_in(self, action: do.Action, result: do.Result, work: do.Work) -> None:
         if not isinstance(result, do.Begun):
-            reach_beside("after", action)
+            failpoints.reach_action("after", action)
         apply(self.ledger, result, work)
         self.policy.take_in(self.ledger, action, result)

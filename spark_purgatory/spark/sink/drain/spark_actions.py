@@ -1,6 +1,6 @@
-"""Each action of the sink on Spark, in one session: jobs, entries of the staging log, transactions of the table.
+"""The actions of the sink on Spark: jobs, entries of the staging log, transactions of the table.
 
-The result says what came of it. Nothing here changes the ledger or decides what comes next (`protocol`).
+Nothing here changes the ledger or decides what comes next (`protocol`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageError, is_interruption, sentence_of
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging import ledger_format, staged_files
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
@@ -47,13 +46,11 @@ class SparkActions:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
-        self._rules: dict[str, staged_files.Rules] = {}
-        """How rows are staged, by their columns."""
-        self._checked: TableState | None = None
-        """The table as an intent saw it, for the commit that follows at once."""
+        self._rules: dict[str, staged_files.Rules] = {}  # By the columns of the rows.
+        self._checked: TableState | None = None  # The table as an intent found it, for the commit right after it.
 
     def open(self, spark: SparkSession) -> Ledger:
-        """Return the ledger that the log describes, for a run that begins."""
+        """Read the log and return its ledger, for a run that begins."""
         self.folder = StagingFolder.of(spark, self.checkpoint)
         self.folder.synchronise()
         ledger = ledger_format.read_ledger(spark, self.folder)
@@ -61,8 +58,8 @@ class SparkActions:
         ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(spark, self.checkpoint))
         return ledger
 
-    def carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
-        """Do one action; what came of it. `Stop` raises its error."""
+    def carry_out(self, action: do.Action, ledger: Ledger, work: do.Work) -> do.Result:
+        """Do one action and return its result. `Stop` raises its error."""
         try:
             return self._carry_out(action, ledger, work)
         except SPARK_FAULTS as error:
@@ -73,11 +70,11 @@ class SparkActions:
                 return Failed(said, isinstance(error, AnalysisException), is_lasting(error))
             ended = f"failed ({ledger.failure.said})" if ledger.failure else "ended"
             raise StorageError(
-                f"drain {action.intent.number} to table {self.target} {ended}, and whether it arrived cannot be read: "
-                f"{said}. Nothing was lost. Mend the table and start again"
+                f"drain {action.intent.number} to table {self.target} {ended}, and the table cannot be read to find "
+                f"it: {said}. Nothing was lost. Mend the table and start again"
             ) from None
 
-    def _carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
+    def _carry_out(self, action: do.Action, ledger: Ledger, work: do.Work) -> do.Result:
         spark = work.spark
         match action:
             case do.Look():
@@ -112,29 +109,29 @@ class SparkActions:
         raise BugError(f"{action!r} is not done on Spark")
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
-        """Compare the table with the log, at a start; changes nothing. TableLostError, ForeignWriterError."""
+        """Compare the table with the log at a start. TableLostError, ForeignWriterError."""
         intent = None if ledger.is_done else ledger.intent
         return self.truth.look(ledger, self.target.state(spark, since(ledger), ledger.names.app_id, intent))
 
     # --- staging -------------------------------------------------------------------------------------------------
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
-        """Every piece that lies there. ForeignWriterError if two runs staged at once what is to count."""
+        """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
         pieces = staged_files.pieces_below(spark, self.folder.uri, ledger.schema)
         to_count = (piece for piece in pieces if ledger.last_batch < piece.batch_id < before)
         staged_files.check_one_writer(to_count, self.folder.uri)
         return pieces
 
     def _repartitions(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
-        """Micro-batches that Spark's ``repartition`` made, which are noted as such without rows."""
+        """Return the micro-batches that Spark's ``repartition`` made, and note that they have no rows."""
         found = repartitions_in(spark, self.checkpoint, ledger.unknown(pieces, before))
         for number in found:
             note = EmptyRun(number, number, ledger.run.number)
             self.folder.write_entry(spark, ledger.next_drain, *ledger_format.empty_entry(note))
         return found
 
-    def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
-        """Step 3 of the protocol; the micro-batch with its contents and bytes."""
+    def _stage(self, ledger: Ledger, action: do.Stage, work: do.Work) -> StagedBatch:
+        """Do step 3 of the protocol."""
         epoch, number = ledger.next_drain, work.before
         if (schema := work.schema_after(ledger.schema)) != ledger.schema:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, schema))
@@ -147,7 +144,7 @@ class SparkActions:
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
 
-    def _rules_of(self, work: Work) -> staged_files.Rules:
+    def _rules_of(self, work: do.Work) -> staged_files.Rules:
         kinds = work.rows.schema.simpleString()
         if kinds not in self._rules:
             self._rules[kinds] = staged_files.rules_of(work.rows.schema, self.options, self.target.partition_by)
@@ -156,8 +153,8 @@ class SparkActions:
     def count(
         self, spark: SparkSession, ledger: Ledger, batches: Sequence[StagedBatch]
     ) -> Mapping[int, tuple[Piece, ...]]:
-        """The pieces of micro-batches that this run has staged, by micro-batch."""
-        found = self._measured(spark, ledger, [staged.path for staged in batches], "micro-batch staged")
+        """Return the pieces of micro-batches that this run has staged, by micro-batch."""
+        found = self._measured(spark, ledger, [staged.path for staged in batches], "staged micro-batch")
         staged_files.check_one_writer(found, self.folder.uri)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
@@ -171,9 +168,8 @@ class SparkActions:
         measured_again = self._measured(spark, ledger, sorted({piece.path for piece in pieces}), "staged file")
         found = {piece.key: Contents.of([piece]) for piece in measured_again}
         for piece in pieces:
-            self._check_rows(
-                piece.path, found.get(piece.key, Contents()), Contents.of([piece]), " of a table partition"
-            )
+            now, then = found.get(piece.key, Contents()), Contents.of([piece])
+            self._check_rows(piece.path, now, then, " of a table partition")
 
     def _check_rows(self, path: str, now: Contents, then: Contents, which: str = "") -> None:
         if now != then:
@@ -188,14 +184,14 @@ class SparkActions:
             return staged_files.measured(spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
         except AnalysisException as error:
             raise StagingError(
-                f"of {len(paths)} paths below {self.folder} a {what} is missing: {sentence_of(error)}. Nothing "
-                f"was committed. Bring it back, or {START_OVER}"
+                f"a {what} is missing below {self.folder}, one of {len(paths)}: {sentence_of(error)}. Nothing was "
+                f"committed. Bring it back, or {START_OVER}"
             ) from error
 
     # --- a drain -------------------------------------------------------------------------------------------------
 
-    def _intend(self, ledger: Ledger, action: do.Intend, work: Work) -> Result:
-        """Step 4. ForeignWriterError if someone else made an intent of this number."""
+    def _intend(self, ledger: Ledger, action: do.Intend, work: do.Work) -> do.Result:
+        """Do step 4. ForeignWriterError if someone else made an intent of this number."""
         state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
         keys = {piece.key for piece in action.taken}
         intent = Intent(
@@ -219,14 +215,14 @@ class SparkActions:
         return do.Intended(intent)
 
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
-        """The table before a drain: TableLostError, SchemaMismatchError."""
+        """Look at the table before a drain. TableLostError, SchemaMismatchError."""
         facts = self.target.check(spark, table_id, schema)
         history = self.target.no_history if facts is None else self.target.history(spark, ledger.table_version)
         self.truth.check_restore(ledger.names, ledger.table_version, history)
         return TableState(facts, history)
 
-    def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> Result:
-        """Step 5."""
+    def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:
+        """Do step 5."""
         spark, intent = work.spark, action.intent
         state, self._checked = self._checked, None
         state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
@@ -240,7 +236,7 @@ class SparkActions:
         return do.Committed(state.history.version)
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Step 7, of the last intent."""
+        """Do step 7 for the last intent."""
         self.folder.write_entry(spark, ledger.next_drain - 1, *ledger_format.done_entry(ledger))
         for path in ledger.idle_folders():
             self.folder.remove(spark, path)
