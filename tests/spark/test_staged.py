@@ -66,7 +66,7 @@ def test_a_staged_file_is_known_by_its_path() -> None:
     found = piece(7, epoch=3, run=NEXT_RUN)
     assert (found.batch_id, found.epoch, found.run) == (7, 3, 1)
     assert found.folder == "rows/generation=0/epoch=3/batch=00000000000000000007-000001-bbbbbbbb"
-    with pytest.raises(StagingError, match="is no file of the staging folder"):
+    with pytest.raises(StagingError, match="is not a staged file"):
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
 
@@ -250,7 +250,7 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
 
     [lost] = (stream.checkpoint / "staging").glob(f"rows/generation=0/epoch=0/batch={2:020d}-*")
     lost.rename(stream.folder / "aside")
-    with pytest.raises(PySparkException, match=r"StagingError: .* has them only up to 1 "):
+    with pytest.raises(PySparkException, match=r"StagingError: .* has micro-batches only up to 1 "):
         stream.run(stream.rows())
     (stream.folder / "aside").rename(lost)
     file = next(lost.rglob("*.parquet"))

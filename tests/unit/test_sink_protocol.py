@@ -381,7 +381,7 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
     for batch_id in range(3):
         sender.take(batch_id)
     world.folders.pop(next(path for path in world.folders if "batch=00000000000000000001" in path))
-    with pytest.raises(StagingError, match="at micro-batch 3, but /staging has them only up to 0"):
+    with pytest.raises(StagingError, match="at micro-batch 3, but /staging has micro-batches only up to 0"):
         run(world)
     assert world.in_table() == Counter()
 

@@ -1,15 +1,14 @@
-"""When staged files have to be counted: as late as the policy can do without, for it is a job.
+"""Decides when staged files must be counted. That is a job, so it is done as late as possible, about twice a drain.
 
-The policy wants bytes by table partition, which only the files' footers have. But a file is not full while what its
-partition has, and its share of what was not counted, is less than ``batch_size``; memory is not out while the most that
-the uncounted rows can weigh fits; and for linger the time of the oldest is enough. So the files of many micro-batches
-are counted together, in about two jobs a drain.
+The policy needs bytes by table partition, which only the files' footers have. But a file cannot be full while its
+partition's counted bytes, plus its share of the uncounted ones, are below ``batch_size``. Memory is not full while the
+uncounted rows fit at their largest size. Linger needs only the time of the oldest rows.
 
-The share is that of the rows counted last. Where a partition suddenly gets more, its file is closed later than it could
-be: it is cut at its size all the same, and linger and memory bound the wait.
+The shares are those of the rows counted last. The file of a partition that suddenly gets more is closed late, but it is
+still cut at its size, and linger and memory bound the wait.
 
-Worked example, batch_size 16, four partitions alike, 1 a micro-batch: each has 0 of 16, and a quarter of what comes, so
-that the next count is after 64 micro-batches.
+Worked example, batch_size 16, four equal partitions, 1 a micro-batch: each partition gets a quarter of the rows and has
+room for 16, so the next count is after 64 micro-batches.
 """
 
 from __future__ import annotations
@@ -20,25 +19,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from spark_purgatory.accumulator.sizing import DecayedQuotient
 from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch
 
-MAX_GROWTH = 2
-MAX_OVERHEAD_BYTES = 1 << 20
-"""What Parquet can make of rows at the very worst: twice their bytes, and the footers."""
-MAX_FILES_AHEAD = 8
-"""How many files' bytes may stay uncounted, were they all of a partition that has not been seen yet."""
+MAX_GROWTH, MAX_OVERHEAD_BYTES = 2, 1 << 20  # Parquet at worst: twice the rows' bytes, and the footers.
+MAX_FILES_AHEAD = 8  # So many files' bytes may stay uncounted, in case all belong to a new partition.
 KEEP = 0.5
 
 
 class Backlog:
-    """What is known of micro-batches before their files are counted."""
+    """Estimates the sizes of micro-batches before their files are counted."""
 
     def __init__(self) -> None:
-        self._staged_a_plain: DecayedQuotient | None = None
-        """Bytes of files over bytes of rows."""
-        self._shares: defaultdict[str, float] = defaultdict(float)
-        """Each partition's share of the bytes counted last."""
+        self._staged_a_plain: DecayedQuotient | None = None  # Bytes of files over bytes of rows.
+        self._shares: defaultdict[str, float] = defaultdict(float)  # Of the bytes counted last, by partition.
 
     def learn(self, batches: Iterable[StagedBatch], pieces: Sequence[Piece]) -> None:
-        """Micro-batches were counted."""
+        """Learn from micro-batches that were counted."""
         plain_bytes = sum(staged.plain_bytes for staged in batches)
         staged_bytes = sum(piece.staged_bytes for piece in pieces)
         self._staged_a_plain = self._staged_a_plain or DecayedQuotient(0.0, 0.0)
@@ -48,14 +42,14 @@ class Backlog:
             self._shares[piece.partition] += piece.staged_bytes / staged_bytes
 
     def staged_bytes(self, batches: Iterable[StagedBatch]) -> float:
-        """What the files of micro-batches are expected to weigh; their rows' bytes before any was counted."""
+        """Return the expected bytes of micro-batches' files; the bytes of their rows before any was counted."""
         scale = 1.0 if self._staged_a_plain is None else self._staged_a_plain.value
         return scale * sum(staged.plain_bytes for staged in batches)
 
     def could_fill(
         self, batches: Iterable[StagedBatch], open_bytes: Mapping[str, int], ratio: float, batch_bytes: int
     ) -> bool:
-        """Return True if a file may be full; ``open_bytes``: of each partition's last, ``ratio``: file to staged."""
+        """Return True if one of the files of ``open_bytes`` may be full; ``ratio`` is file bytes to staged bytes."""
         if self._staged_a_plain is None:
             return True
         file_bytes = self.staged_bytes(batches) * ratio
@@ -68,7 +62,7 @@ class Backlog:
 
 
 def most_bytes(batches: Iterable[StagedBatch]) -> int:
-    """What the files of micro-batches can weigh at most; what they weigh where they were counted."""
+    """Return the most bytes that the files of micro-batches can have, or those that were counted."""
     return sum(
         staged.plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES if staged.staged_bytes is None else staged.staged_bytes
         for staged in batches

@@ -1,10 +1,10 @@
-"""What is staged, as the log and the staged folders say it: pure bookkeeping, the same after a restart as before.
+"""The ledger of everything staged: pure bookkeeping from the log and the staged folders, the same after a restart.
 
-A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch that has rows is a
-folder of files and a *record*, an entry with the `Contents` of the folder; one that has none is in a note. So a gap
-shows, and so does a folder that lost a file or got another one. An *intent* N says which pieces drain N takes and which
-it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what
-is written after intent e - 1 and up to intent e.
+A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch with rows is a folder of
+files and a *record*, an entry with the `Contents` of the folder; one without rows is in a note. A gap shows that way,
+and so does a folder that lost a file or got another one. *Intent* N lists the pieces that drain N takes and leaves,
+which are all up to a micro-batch: nothing earlier is read again. *Epoch* e is written after intent e - 1, up to intent
+e.
 """
 
 from __future__ import annotations
@@ -17,29 +17,22 @@ from typing import NamedTuple
 from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch, idle_paths
 
-NO_BATCH = -1
-"""The micro-batch before micro-batch 0, and the drain before drain 0."""
+NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drain 0.
 
 
 class DrainState(Enum):
-    """How far the drain of the last intent is (`protocol`)."""
+    """The state of the last intent's drain (`protocol`)."""
 
-    DONE = "done"
-    """The commit was read back, and that was noted; or there was no drain yet."""
-    INTENDED = "intended"
-    """The table does not have it: it is to be committed, for the first time or again."""
-    UNDERWAY = "underway"
-    """The drain is being committed beside the micro-batches."""
-    UNSURE = "unsure"
-    """The table may have it: a commit raised, or the run that made the intent has ended."""
-    WRITTEN = "written"
-    """The commit returned, which does not say that the table has it."""
-    FOUND = "found"
-    """The table has it."""
+    DONE = "done"  # The commit was read back and noted, or there was no drain yet.
+    INTENDED = "intended"  # The table does not have it: it must be committed, for the first time or again.
+    UNDERWAY = "underway"  # A thread is committing it.
+    UNSURE = "unsure"  # The table may have it: a commit raised, or the run that made the intent has ended.
+    WRITTEN = "written"  # The commit returned. The table may have skipped it.
+    FOUND = "found"  # The table has it.
 
 
 class Names(NamedTuple):
-    """Names of what a ledger belongs to, for errors."""
+    """Names for errors."""
 
     checkpoint: str = ""
     folder: str = ""
@@ -48,84 +41,62 @@ class Names(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The table did not take a drain, or could not be looked at before it."""
+    """The table did not take a drain, or could not be read before it."""
 
     said: str
-    is_refused: bool = False
-    """The table takes no such rows, however often it is tried."""
-    is_lasting: bool = False
-    """No try of this session can succeed."""
+    is_refused: bool = False  # The table will never take such rows.
+    is_lasting: bool = False  # No try of this session can succeed.
 
 
 @dataclass
 class Ledger:
-    """All that counts. ``pieces`` are in the order in which they were staged."""
+    """Everything staged that counts, and the last drain."""
 
-    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
-    """The pieces that are staged and counted, by key, without those that the intent takes."""
-    uncounted: dict[int, StagedBatch] = field(default_factory=dict)
-    """Micro-batches after all pieces, whose own pieces are not known yet, by number."""
-    schema: str | None = None
-    """The schema of all rows staged, as JSON; None if none were."""
-    last_batch: int = NO_BATCH
-    """The last micro-batch that counts."""
-    intent: Intent | None = None
-    """The last one."""
+    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)  # Without the intent's; in the order of staging.
+    uncounted: dict[int, StagedBatch] = field(default_factory=dict)  # Later micro-batches whose pieces are not known.
+    schema: str | None = None  # The schema of all rows staged, as JSON; None if none were.
+    last_batch: int = NO_BATCH  # The last micro-batch that counts.
+    intent: Intent | None = None  # The last one.
     drain: DrainState = DrainState.DONE
-    """How far the last intent's drain is."""
-    epochs: set[int] = field(default_factory=set)
-    """Epochs that may hold files."""
-    incoming: StagedBatch | None = None
-    """A micro-batch that is staged and does not count yet: whether it fits is not decided."""
+    epochs: set[int] = field(default_factory=set)  # Epochs that may hold files.
+    incoming: StagedBatch | None = None  # A micro-batch that does not count before buffer_memory has room.
     run: Run = field(default_factory=Run)
-    """The one that keeps this ledger."""
-    empty: list[EmptyRun] = field(default_factory=list)
-    """Micro-batches without rows, after the last intent."""
-    last_contents: Contents = field(default_factory=Contents)
-    """The rows of ``last_batch``."""
-    records: Mapping[str, Contents] = field(default_factory=dict)
-    """Contents of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
-    table_version: int | None = None
-    """The table's version after the last drain that was read back; None if that is not known."""
-    table_id: str | None = None
-    """The table's id; None as long as there is no table."""
+    empty: list[EmptyRun] = field(default_factory=list)  # Micro-batches without rows, after the last intent.
+    last_contents: Contents = field(default_factory=Contents)  # The rows of ``last_batch``.
+    records: Mapping[str, Contents] = field(default_factory=dict)  # By the paths of folders that a run completed.
+    table_version: int | None = None  # The version after the last drain that was read back; None if not known.
+    table_id: str | None = None  # None as long as there is no table.
     names: Names = field(default_factory=Names)
-    """The names for errors."""
-    failure: Failed | None = None
-    """Why the table did not take the last drain that was tried; None once it took one."""
-    fault: PurgatoryError | None = None
-    """The error that ends the query."""
-    before_version: int | None = None
-    """The table's version before the commit that returned last."""
-    is_compared: bool = False
-    """The log was compared with the table, which comes first in a run."""
-    is_adopted: bool = False
-    """What was staged since the last intent counts; it comes second in a run."""
+    failure: Failed | None = None  # Why the table did not take the last drain; None once it took one.
+    fault: PurgatoryError | None = None  # The error that ends the query.
+    before_version: int | None = None  # The table's version before the commit that returned last.
+    is_compared: bool = False  # The log was compared with the table, which a run does first.
+    is_adopted: bool = False  # Everything staged since the last intent counts, which a run does second.
 
     @property
     def is_done(self) -> bool:
-        """The last intent's commit was read back, and that was noted."""
+        """True if the last intent's commit was read back and noted."""
         return self.drain is DrainState.DONE
 
     @property
     def next_drain(self) -> int:
-        """Number of the next new intent, and the epoch of what is staged now."""
+        """Number of the next intent, and the epoch of rows that are staged now."""
         return 0 if self.intent is None else self.intent.number + 1
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of all pieces that count and were not read back in the table."""
+        """Bytes of all pieces that count and were not found in the table."""
         taken = () if self.is_done or self.intent is None else self.intent.taken
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 
     @property
     def has_staged(self) -> bool:
-        """Some row that counts was not read back in the table."""
+        """True if a row that counts was not found in the table."""
         is_open = not self.is_done and self.intent is not None and bool(self.intent.taken)
         return is_open or bool(self.pieces) or bool(self.uncounted)
 
     def stage(self, staged: StagedBatch) -> None:
-        """A micro-batch was staged. With rows it does not count yet; one without rows counts at once."""
+        """Add a micro-batch that was staged. Without rows it counts at once, with rows once it is admitted."""
         if staged.contents.rows:
             self.incoming = staged
             self.epochs.add(staged.epoch)
@@ -133,7 +104,7 @@ class Ledger:
             self._add_empty(staged.batch_id)
 
     def count(self, pieces_of: Mapping[int, Iterable[Piece]]) -> None:
-        """The files of all uncounted micro-batches were looked at, or those of the one that does not count yet."""
+        """Take in the pieces of all uncounted micro-batches, or the size of the incoming one."""
         pieces = [piece for found in pieces_of.values() for piece in found]
         if self.incoming is not None and self.is_incoming(pieces_of):
             self.incoming = replace(self.incoming, staged_bytes=sum(piece.staged_bytes for piece in pieces))
@@ -142,49 +113,47 @@ class Ledger:
             self.uncounted = {}
 
     def is_incoming(self, batch_ids: Container[int]) -> bool:
-        """Return True if a micro-batch that does not count yet is among those."""
+        """Return True if the incoming micro-batch is among these."""
         return self.incoming is not None and self.incoming.batch_id in batch_ids
 
     def admit(self) -> None:
-        """The incoming micro-batch counts."""
+        """Let the incoming micro-batch count."""
         if (incoming := self.incoming) is None:
-            raise BugError("no micro-batch is there to be admitted")
+            raise BugError("there is no micro-batch to admit")
         self.add(incoming.batch_id, incoming.epoch, incoming.contents)
         self.uncounted[incoming.batch_id] = incoming
         self.incoming = None
 
     def add(self, batch_id: int, epoch: int, contents: Contents) -> None:
-        """A micro-batch with rows counts."""
+        """Count a micro-batch with rows."""
         self.last_batch, self.last_contents = batch_id, contents
         self.epochs.update({self.next_drain, epoch})
 
     def empty_run(self, batch_id: int) -> EmptyRun:
-        """The run of micro-batches without rows that ends with this one."""
+        """Return the run of micro-batches without rows that ends with this one."""
         is_next = bool(self.empty) and self.empty[-1].last == batch_id - 1
         return EmptyRun(self.empty[-1].first if is_next else batch_id, batch_id, self.run.number)
 
     def _add_empty(self, batch_id: int) -> None:
-        """A micro-batch without rows counts."""
+        """Count a micro-batch without rows."""
         run = self.empty_run(batch_id)
         self.empty = [*(other for other in self.empty if other.first != run.first), run]
         self.last_batch, self.last_contents = batch_id, Contents()
 
     def unknown(self, pieces: Iterable[Piece], before: int) -> list[int]:
-        """Micro-batches up to ``before`` of which there is neither a piece nor a note."""
+        """Return the micro-batches before ``before`` that have neither a piece nor a note."""
         known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
         return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
 
     def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
-        """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
+        """Let micro-batches count that were staged after the last intent and before ``before``, which Spark runs now.
 
-        If several runs have staged a micro-batch, what the last of them staged counts: a folder that holds the rows
-        of its record, or a note that there were none. ``repartitions`` are micro-batches that Spark's own
-        ``repartition`` made: they have no rows. Returns the first micro-batch of which nothing is known, ``before`` if
-        all are.
+        If several runs staged a micro-batch, the last run's folder or note counts. ``repartitions`` are micro-batches
+        without rows that Spark's own ``repartition`` made. Returns the first micro-batch that was not found, or
+        ``before``.
 
         Raises:
-            StagingError: A folder holds other rows than its record says, and no other folder of the micro-batch is
-                complete.
+            StagingError: The rows of a folder are not those of its record.
             ForeignWriterError: Two runs staged a micro-batch at once.
         """
         found: dict[int, dict[str, list[Piece]]] = {}
@@ -211,11 +180,8 @@ class Ledger:
         return before
 
     def _complete(self, folders: Mapping[str, list[Piece]], empty: EmptyRun | None) -> list[Piece]:
-        """The pieces of the folder that counts; none if a later run noted that there are no rows, or none counts.
-
-        Only a folder with a record counts. A run writes the record last, so a crash leaves none.
-        """
-        recorded = [folder for folder in folders if folder in self.records]
+        """Return the pieces of the last folder with a record; none if there is none, or a later note without rows."""
+        recorded = [folder for folder in folders if folder in self.records]  # A run writes the record last.
         last_run = max((folders[folder][0].run for folder in recorded), default=NO_BATCH)
         last = [folder for folder in recorded if folders[folder][0].run == last_run]
         if empty is not None and empty.run > last_run:
@@ -238,7 +204,7 @@ class Ledger:
         return staged
 
     def take(self, intent: Intent) -> None:
-        """A drain was decided."""
+        """Go on from an intent, which was decided or read."""
         self.intent = intent
         self.last_batch, self.last_contents = intent.last_batch, intent.last_contents
         self.pieces = {piece.key: piece for piece in intent.left}
@@ -247,11 +213,11 @@ class Ledger:
         self.empty = []
 
     def idle_folders(self) -> list[str]:
-        """Folders below the staging folder that nothing that counts needs, once the last intent is done."""
+        """Return the folders below the staging folder that can go once the last intent is done."""
         return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs())
 
     def idle_epochs(self) -> set[int]:
-        """Epochs whose files nothing that counts needs, once the last intent is done."""
+        """Return the epochs whose files can go once the last intent is done."""
         return {epoch for epoch in self.epochs if epoch < self.next_drain} - self._needed_epochs()
 
     def _needed_epochs(self) -> set[int]:
@@ -262,9 +228,9 @@ class Ledger:
 
 
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
-    """The error that a query's staged rows are lost from micro-batch ``first``."""
+    """Return the error for staged rows that are lost from micro-batch ``first`` on."""
     return StagingError(
-        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
-        "none): the folder was removed, the checkpoint was made by another sink, or Spark's repartition has left out a "
-        f"micro-batch that had failed. Nothing was written. Bring the folder back, or {START_OVER}"
+        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has micro-batches only up to {first - 1} "
+        "(-1: none): the folder was removed, another sink made the checkpoint, or Spark's repartition left out a "
+        f"micro-batch that failed. Nothing was written. Bring the folder back, or {START_OVER}"
     )

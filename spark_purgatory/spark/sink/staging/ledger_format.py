@@ -1,11 +1,11 @@
-"""The ledger as entries of the staging log, and back: every value under its name, with a format version.
+"""Turns the ledger into entries of the staging log and back. Every value is under its name, with a format version.
 
 | entry | body |
 | --- | --- |
-| ``schema=<batch>`` | ``batch_id``, ``schema``: of all rows staged from this micro-batch on |
+| ``schema=<batch>`` | ``batch_id``, ``schema``: the columns of all rows staged from this micro-batch |
 | ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``checksum`` |
 | ``empty=<first>-<run>-<0 or 1>`` | an `EmptyRun`: ``first``, ``last``, ``run`` |
-| ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
+| ``intent=<N>`` | an `Intent`; its pieces are columns, a list for each field of `Piece` |
 | ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
 """
 
@@ -25,28 +25,26 @@ from spark_purgatory.spark.sink.staging.staging_folder import Body, LogEntry, St
 
 PIECE_FIELDS = tuple(field.name for field in fields(Piece))
 _EPOCH = re.compile(r"/epoch=(\d+)/")
-NewEntry = tuple[str, Body, bool]
-"""Name, body, and whether it is a note: what `StagingFolder.write_entry` takes."""
+NewEntry = tuple[str, Body, bool]  # Name, body, and True for a note: the arguments of `StagingFolder.write_entry`.
 
 
 def schema_entry(batch_id: int, schema: str | None) -> NewEntry:
-    """All rows from this micro-batch on have another schema."""
+    """Return a note that rows have another schema from this micro-batch."""
     return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
 
 
 def record_entry(staged: StagedBatch) -> NewEntry:
-    """A micro-batch is staged as a whole."""
-    body = {"path": staged.path, **asdict(staged.contents)}
-    return staged.path.rpartition("/")[2], body, False
+    """Return the record of a micro-batch that is staged as a whole."""
+    return staged.path.rpartition("/")[2], {"path": staged.path, **asdict(staged.contents)}, False
 
 
 def empty_entry(run: EmptyRun) -> NewEntry:
-    """Micro-batches without rows. Two notes of a run, written in turn, cover all that follow one another."""
+    """Return a note of micro-batches without rows. A run writes two notes in turn, so that one is always whole."""
     return f"empty={run.first}-{run.run}-{run.last % 2}", run._asdict(), True
 
 
 def intent_entry(intent: Intent) -> NewEntry:
-    """A drain was decided."""
+    """Return the entry of a drain that was decided."""
     packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
     packed["last_contents"] = asdict(intent.last_contents)
     body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
@@ -54,14 +52,14 @@ def intent_entry(intent: Intent) -> NewEntry:
 
 
 def done_entry(ledger: Ledger) -> NewEntry:
-    """The last intent's commit was read back."""
+    """Return the entry that the last intent's commit was read back."""
     number = ledger.next_drain - 1
     body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
     return f"done={number}", body, False
 
 
 def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool = False) -> Ledger:
-    """The ledger that a staging folder's log describes. Raises as `replay`; StagingError if an entry is damaged."""
+    """Return the ledger that a staging folder's log describes. Raises as `replay` and `read_entries`."""
     return replay(folder.read_entries(spark, others_write), folder.uri)
 
 
@@ -71,13 +69,13 @@ def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> N
     if replayed is None or replayed.uuid != intent.uuid:
         found = "none" if replayed is None else f"number {replayed.number} of another run"
         raise ForeignWriterError(
-            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
-            "Nothing was committed by this one. Stop one of them and start again"
+            f"{folder} should hold intent {intent.number} of this run but holds {found}: two runs write at once. "
+            "This run committed nothing. Stop one of them and start again"
         )
 
 
 def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
-    """The ledger that the entries of a log describe.
+    """Return the ledger that the entries of a log describe.
 
     Raises:
         ForeignWriterError: Two writers made entries of one name.
@@ -124,13 +122,13 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
 
 
 def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> None:
-    """Raise StagingError if something was written after an intent that is not there."""
+    """Raise StagingError if entries were written after an intent that is missing."""
     done = (body["number"] + 1 for body in bodies if "table_version" in body and "uuid" not in body)
     staged = (int(epoch[1]) for path in ledger.records if (epoch := _EPOCH.search(path)))
     if (following := max([*done, *staged], default=0)) > ledger.next_drain:
         raise StagingError(
-            f"the entry intent={following - 1} of {folder}/log is missing, and entries that were written after it are "
-            f"there: it was removed. Nothing was written. Bring the file back from a copy, or {START_OVER}"
+            f"the entry intent={following - 1} of {folder}/log is missing, but later ones are there: it was removed. "
+            f"Nothing was written. Bring the file back from a copy, or {START_OVER}"
         )
 
 

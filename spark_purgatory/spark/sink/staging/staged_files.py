@@ -1,13 +1,13 @@
-"""Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
+"""Writes rows into staged files, a job for each micro-batch, and counts and reads them, a job for many micro-batches.
 
-Files lie in ``<epoch>/batch=<id>-<run>`` (`staging_folder`), one a task: files are what a small write costs. Each holds
-the rows of all table partitions, sorted by the *partition hash*, the hash of the partition's values, a column of its
-own. A second column is the *row hash*, of all values of the row.
+Files are in ``<epoch>/batch=<id>-<run>`` (`staging_folder`), one a task, because files make up the cost of a small
+write. Each holds the rows of all table partitions, sorted by the *partition hash*: a column with the hash of the
+partition's values. A second column is the *row hash*, of all values of the row.
 
 Nothing that is read back is trusted. Parquet has checksums for its pages but none for its footers and indexes, where
-one changed bit can hide rows, exchange columns for nulls, or change a unit of time. So no statistics are used to skip
-rows; every row is compared with its hash; the rows of each folder are compared with its record (`ledger`), and those of
-each piece once more before a drain commits them; and no setting of the session may have files skipped.
+one changed bit can hide rows, exchange columns for nulls, or change a unit of time. So statistics never skip rows, and
+no setting of the session skips files. Every row is compared with its hash, the rows of each folder with its record
+(`ledger`), and the rows of each piece once more before a drain commits them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,12 @@ from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QU
 from spark_purgatory.spark.storage.storage_access import back_ticked
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
 
-MAX_NAME_BYTES = 255
-"""The longest name of a folder, on nearly every file system."""
-ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
-"""What Spark and Delta write as %XX in the name of a partition's folder."""
-
+MAX_NAME_BYTES = 255  # The longest name of a folder on nearly every file system.
+ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"  # Written as %XX in the name of a partition's folder.
 _FILE = re.compile(r"rows/generation=\d+/epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
-_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
-"""Spark names the files of one write alike."""
+_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")  # The same in all of one write.
 WRITE_SETTINGS: Mapping[str, str] = {
-    # What a session may set otherwise, and would lose digits or shift dates of what is staged.
+    # Other values, which a session may set, lose digits or shift dates.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
@@ -63,34 +59,30 @@ READ_OPTIONS: Mapping[str, str] = {
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
-"""Options of every reader of staged files."""
+# The query is always the same, with as many rows as a drain has: it is compiled once.
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
-"""The same query for ever, of as many rows as a drain has: it is compiled once."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
+    """The columns to stage rows of a schema with. They are made once: that takes as long as to write a file."""
 
-    counts: tuple[Column, Column, Column]
-    """Rows, their plain bytes, which are those before any encoding, and the sum of their hashes."""
-    hashes: tuple[Column, ...]
-    """Row hash, or an error that says what no sink could take; and, if the table has partitions, partition hash."""
-    name: str | None
-    """Name of the column of the partition hash, None without partitions."""
+    counts: tuple[Column, Column, Column]  # Rows, their plain bytes before any encoding, the sum of their hashes.
+    hashes: tuple[Column, ...]  # The row hash, or an error for a row that no sink could take; the partition hash.
+    name: str | None  # The column of the partition hash, None without partitions.
 
     def hashed(self, rows: DataFrame, seen: Observation) -> DataFrame:
-        """The rows with their hashes; ``seen`` observes the counts."""
+        """Return the rows with their hashes; ``seen`` observes the counts."""
         return rows.select("*", *self.hashes).observe(seen, *self.counts)
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
-    """The rules for rows of a schema."""
+    """Return the rules for rows of a schema."""
     sizes = [size for field in schema.fields if (size := _size_of(field)) is not None]
     row_bytes = reduce(Column.__add__, sizes, F.lit(8 * len(schema.fields)))
     acceptable = _acceptable(schema, row_bytes, options, partition_by)
     names = hash_names(schema.names)
-    # One step for the check and the hashes, not one each: every step is analysed anew in every micro-batch.
+    # One step for the check and the hashes, because Spark analyses every step again in every micro-batch.
     hashes = [F.when(acceptable, row_hash(schema)).alias(names.row)]
     if partition_by:
         hashes.append(F.hex(F.xxhash64(*map(quoted, partition_by))).alias(names.partition))
@@ -106,19 +98,17 @@ def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[
 
 
 def evaluate(rows: DataFrame, rules: Rules) -> Contents:
-    """Run a micro-batch whose rows are not wanted, because Spark's state must be committed; what it has."""
+    """Run a micro-batch for Spark's state alone, and return the contents of its rows."""
     seen = Observation()
     rules.hashed(rows, seen).write.format("noop").mode("overwrite").save()
     return Contents(seen.get["rows"], seen.get["checksum"])
 
 
 def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[Contents, int]:
-    """Write the rows of a micro-batch in the place of what is there, evaluating it once.
-
-    Returns its contents and its plain bytes.
+    """Write the rows of a micro-batch over an earlier try, evaluating it once. Return contents and plain bytes.
 
     Raises:
-        ConfigError: A row that no sink could take.
+        ConfigError: No sink could take one of the rows.
         StagingError: The rows cannot be written.
     """
     seen = Observation()
@@ -134,8 +124,8 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
             raise own from None
         if state_fault(error) is None and (fault_said := storage_fault(error)):
             raise StagingError(
-                f"a micro-batch could not be staged in {path}: {fault_said}. This micro-batch does not count; rows "
-                "staged earlier stay staged. Mend the storage and start again"
+                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count. Rows staged earlier "
+                "stay staged. Mend the storage and start again"
             ) from None
         raise
     found = seen.get
@@ -143,7 +133,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
 
 
 def pieces_below(spark: SparkSession, folder: str, schema: str | None) -> list[Piece]:
-    """Every piece of a staging folder whose rows have a schema, given as JSON; None: nothing was staged yet."""
+    """Return every piece of a staging folder; ``schema`` is the rows', as JSON, None if none were staged."""
     checkpoint, _, name = folder.rpartition("/")
     try:
         return measured(spark, in_checkpoint(literal(checkpoint), f"{name}/rows"), schema)
@@ -154,10 +144,7 @@ def pieces_below(spark: SparkSession, folder: str, schema: str | None) -> list[P
 
 
 def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> list[Piece]:
-    """The pieces in the files below some folders, in the order of their rows. One task.
-
-    Raises StagingError where a file cannot be read.
-    """
+    """Return the pieces in the files below some folders, in the order of their rows. StagingError for a bad file."""
     names = hash_names(T.StructType.fromJson(json.loads(schema)).names if schema else ())
     reader = spark.read.schema(f"{names.partition} string, {names.row} int").options(**READ_OPTIONS)
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
@@ -178,7 +165,7 @@ def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> l
 
 @contextmanager
 def reading(what: str, folder: str = "") -> Iterator[None]:
-    """Name a staged file that cannot be read; with ``folder`` only files of that folder are meant."""
+    """Raise StagingError for a staged file that cannot be read; with ``folder``, only for files of that folder."""
     try:
         yield
     except SPARK_FAULTS as error:
@@ -186,15 +173,15 @@ def reading(what: str, folder: str = "") -> Iterator[None]:
         if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
-            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or {START_OVER}"
+            f"one of {what} cannot be read: {fault}. Nothing was committed. Bring the file back, or {START_OVER}"
         ) from None
 
 
 def file_at(path: str, staged_ms: int = 0) -> Piece:
-    """A whole staged file, known by its path alone."""
+    """Return a whole staged file as a piece, from its path alone."""
     match = _FILE.search(path)
     if match is None:
-        raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
+        raise StagingError(f"{path} is not a staged file: remove files that others have put into the staging folder")
     epoch, batch_id, run = map(int, match.groups())
     return Piece("", match[0], 0, 0, batch_id, epoch=epoch, staged_ms=staged_ms, run=run)
 
@@ -215,7 +202,7 @@ def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
 
 
 def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
-    """The rows of pieces, each compared with its hash."""
+    """Return the rows of pieces, each compared with its hash."""
     return _read(spark, folder, schema, pieces).select(*map(quoted, schema.names))
 
 
@@ -226,11 +213,11 @@ def read_files(
     files: Sequence[Sequence[Piece]],
     partition_by: Sequence[str],
 ) -> DataFrame:
-    """The rows of files to be: task n has the rows of ``files[n]``, in the order in which they were staged.
+    """Return the rows of new files: task n has the rows of ``files[n]``, in the order in which they were staged.
 
-    Every staged file is read once; a shuffle brings each row to its task. All pieces of one table partition belong to
-    the same file to be. Delta sorts by the partition's columns anyway; folders and files sort by micro-batch, then
-    task; epochs do not.
+    Every staged file is read once, and a shuffle brings each row to its task. All pieces of a table partition belong to
+    one new file. Delta sorts by the partition's columns anyway. Folders and files sort by micro-batch, then task;
+    epochs do not.
     """
     names = hash_names(schema.names)
     pieces = [piece for file in files for piece in file]
@@ -240,11 +227,8 @@ def read_files(
         pairs = [F.lit(one) for name, number in number_of.items() for one in (name, shard_label(number))]
         labels = F.try_element_at(F.create_map(*pairs), F.coalesce(names.partition, F.lit("")))
     label, path, index = (f"__spark_purgatory_{name}" for name in ("file", "path", "index"))
-    place = [
-        labels.alias(label),
-        F.substring_index("_metadata.file_path", "/", -2).alias(path),
-        F.col("_metadata.row_index").alias(index),
-    ]
+    staged_path = F.substring_index("_metadata.file_path", "/", -2).alias(path)
+    place = labels.alias(label), staged_path, F.col("_metadata.row_index").alias(index)
     rows = _read(spark, folder, schema, pieces).select("*", *place)
     placed = rows.repartition(len(files), label) if len(files) > 1 else rows.repartition(1)
     ordered = placed.sortWithinPartitions(*map(quoted, partition_by), path, index)
@@ -256,20 +240,14 @@ def _file_name(piece: Piece) -> str:
 
 
 def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
-    """The rows of pieces with their partition hash, and ``_metadata``; a row that differs from its hash is an error."""
+    """Return the rows of pieces with partition hash and ``_metadata``; a row that differs from its hash raises."""
     names = hash_names(schema.names)
-    fields = [
-        *(T.StructField(field.name, field.dataType) for field in schema.fields),
-        T.StructField(names.partition, T.StringType()),
-        T.StructField(names.row, T.IntegerType()),
-    ]
+    fields = T.StructType([T.StructField(field.name, field.dataType) for field in schema.fields])
+    fields.add(names.partition, T.StringType()).add(names.row, T.IntegerType())
     paths = sorted({piece.path for piece in pieces})
     try:
-        rows = (
-            spark.read.schema(T.StructType(fields))
-            .options(**READ_OPTIONS)
-            .parquet(*(literal(f"{folder}/{path}") for path in paths))
-        )
+        reader = spark.read.schema(fields).options(**READ_OPTIONS)
+        rows = reader.parquet(*(literal(f"{folder}/{path}") for path in paths))
         _ = rows.schema  # Spark Connect lists the files when the query runs, not before.
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -280,8 +258,8 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
     checked = F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean"))
-    # Spark would join a reader's condition, n = 3, with this one, and put 3 into the hash of every row. It joins no
-    # condition with one that is not deterministic.
+    # Spark would join a reader's condition, n = 3, with this one, and put 3 into the hash of every row. It joins
+    # nothing with a condition that is not deterministic.
     rows = rows.where(checked & (F.monotonically_increasing_id() >= 0))
     # Names of files are unique: Spark puts a uuid in them.
     wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
@@ -289,7 +267,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
 
 
 def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:
-    """True, or an error that names what is too large."""
+    """Return a column that is True, or raises an error that names the value that is too large."""
     limit = options.bytes_of("buffer_memory")
     too_large = f" bytes is larger than the whole buffer_memory, {limit:,} bytes: raise buffer_memory"
     tests = [F.when(row_bytes > limit, _fault("a row of ", row_bytes, too_large))]
@@ -312,7 +290,7 @@ def _fault(before: str, number: Column, after: str) -> Column:
 
 
 def _size_of(field: T.StructField) -> Column | None:
-    """Bytes of what a column may hold beyond 8; None if it cannot be large."""
+    """Return the bytes of a column's values beyond 8; None if they cannot be large."""
     column, kind = quoted(field.name), field.dataType
     if isinstance(kind, (T.StringType, T.BinaryType)):
         size = F.octet_length(column)
@@ -325,11 +303,11 @@ def _size_of(field: T.StructField) -> Column | None:
     return F.coalesce(size, F.lit(0)).cast("bigint")
 
 
-# --- the two hashes that are staged with each row: of the row, and of the values of its table partition ---------------
+# --- the hashes that are staged with each row: row hash and partition hash --------------------------------------------
 
 
 def quoted(name: str) -> Column:
-    """A column by its name, whatever characters that has."""
+    """Return a column by its name, which may have any characters."""
     return F.col(back_ticked(name))
 
 
@@ -341,7 +319,7 @@ class HashNames(NamedTuple):
 
 
 def hash_names(taken: Sequence[str]) -> HashNames:
-    """Names that the rows do not have."""
+    """Return names that the rows do not have."""
     lower = {name.lower() for name in taken}
 
     def free(stem: str) -> str:
@@ -351,13 +329,14 @@ def hash_names(taken: Sequence[str]) -> HashNames:
 
 
 def row_hash(schema: T.StructType) -> Column:
-    """32 bits of all values of a row, whatever the settings of the session are."""
+    """Return 32 bits of all values of a row, the same under all settings of the session."""
     return F.hash(*(_hashable(quoted(field.name), field.dataType) for field in schema.fields))
 
 
 def _hashable(column: Column, kind: T.DataType) -> Column:
-    """The column; maps as arrays of their entries and variants as JSON, because Spark hashes neither. A cast to string
-    would depend on the session's time zone, and on how it writes maps and binaries.
+    """Return the column with maps as arrays of entries and variants as JSON, because Spark hashes neither.
+
+    A cast to string would depend on the session's time zone, and on how it writes maps and binaries.
     """
     if isinstance(kind, T.VariantType):
         return F.to_json(column, {"timeZone": "UTC"})
