@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -86,15 +87,14 @@ def answered(spark: SparkSession, lake: Path, said: str) -> bool:
         return False
     spark.sql(f"REFRESH TABLE {TABLE}")
     there = numbers(spark.table(TABLE))
-    log = next(path for path in (lake / "checkpoint" / "staging" / "log").rglob("*") if found[1] in _text(path))
-    last = int(re.search(r'last_batch\\?":(\d+)', _text(log))[1])  # type: ignore[index]
-    what = "committed" if last * ROWS in there else "not committed"
+    staging = lake / "checkpoint" / "staging"
+    entries = [path.read_text() for path in (staging / "log").rglob("*") if path.is_file() and path.suffix != ".crc"]
+    body = json.loads(json.loads(next(text for text in entries if found[1] in text))["body"])
+    taken = {n for path in body["taken"]["path"] for n in pq.read_table(staging / path)["n"].to_pylist()}
+    assert taken <= {*there} or taken.isdisjoint(there)
+    what = "committed" if taken <= {*there} else "not committed"
     spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('spark_purgatory.intent.{found[1]}' = '{what}')")
     return True
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="ignore") if path.is_file() else ""
 
 
 def test_kills_beside_a_busy_neighbour_lose_and_double_nothing(spark: SparkSession, lake: Path) -> None:

@@ -295,5 +295,6 @@ def test_the_code_of_the_page_runs(spark: SparkSession, tmp_path: Path) -> None:
     code = code.replace("s3a://bucket/checkpoints/outcomes", str(tmp_path / "checkpoint"))
     names = {"RecordAccumulator": RecordAccumulator, "outcomes": Stream(spark, tmp_path / "files").add(1).rows()}
     exec(code, names)
+    names["query"].processAllAvailable()
     names["query"].stop(drain=True)
     assert numbers(spark.table("db.t.outcomes")) == every(1)

@@ -17,7 +17,7 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
+from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
 from spark_purgatory.spark.sink.table.target import Target
 from tests.support.sink_world import World
 
@@ -198,6 +198,9 @@ class WorldIceberg(IcebergTarget):
     def _write(self, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
         added = self.world.file(rows)
         self.world.commit(branch, "append", added, summary={**mark, "added-records": str(len(rows))})
+
+    def _forget(self, spark: Any, intent_uuid: str) -> None:
+        del self.world.properties[SAYS + intent_uuid]
 
     def _pick(self, spark: Any, written: int | None) -> None:
         assert written is not None

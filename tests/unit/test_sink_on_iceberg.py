@@ -215,6 +215,45 @@ def test_the_world_sees_a_target_that_guesses_after_an_expiry(monkeypatch: pytes
         test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothing_or_are_named()
 
 
+def test_what_was_said_of_an_attempt_says_nothing_of_the_next_one() -> None:
+    """The drain was not committed, its owner says so, and it is committed then, by a run that crashes, and expires."""
+    world = made("nothing lingers", "", AGAIN[0])
+    run_to(world, IN_COMMIT)
+    hide(world)
+    with pytest.raises(StorageError):
+        run(world)
+    intent = last_of(world, "intent")
+    uuid = next(body["uuid"] for path, body in world.log.items() if path.endswith(f"/intent={intent}"))
+    world.properties[SAYS + uuid] = "not committed"
+    run_to(world, "after commit")
+    assert intent in world.drained
+    hide(world)
+    with pytest.raises(StorageError):
+        run(world)
+    world.properties[SAYS + uuid] = "committed"
+    run(world)
+    assert world.in_table() == world.every()
+
+
+def run_to(world: IcebergWorld, point: str) -> None:
+    def hook(reached: str) -> None:
+        if reached == point:
+            raise Crash(point)
+
+    failpoints.hook = hook
+    with pytest.raises(Crash):
+        run(world)
+    failpoints.hook = None
+
+
+def hide(world: IcebergWorld) -> None:
+    """Nothing in the table says whether it has a drain."""
+    world.compact()
+    world.neighbour()
+    world.neighbour()
+    world.expire()
+
+
 # --- the history over ancestors ---------------------------------------------------------------------------------------
 
 

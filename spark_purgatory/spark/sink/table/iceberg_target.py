@@ -190,8 +190,13 @@ class IcebergTarget(Target):
             mark = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
             self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
             written = self.history(spark).written(intent_uuid)
+        if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
+            self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
         self._pick(spark, written)
         self._picked = intent_uuid
+
+    def _forget(self, spark: SparkSession, intent_uuid: str) -> None:
+        spark.sql(f"ALTER TABLE {self.table} UNSET TBLPROPERTIES ('{SAYS}{intent_uuid}')")
 
     def _create(self, rows: DataFrame) -> None:
         names = [F.col(back_ticked(name)) for name in self.partition_by]
