@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,15 +39,17 @@ class Commands(TyperGroup):
         formatter.write("\n".join([*lines, "Something looks wrong?", f"  {LOOKS_WRONG}", ""]))
 
 
+argument = partial(typer.Argument, show_default=False)
+option = partial(typer.Option, show_default=False)
+Checkpoint = Annotated[str, argument(help="The query's checkpointLocation.")]
+JobFile = Annotated[Path, argument(help="The job's YAML file.")]
 Settings = Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")]
-
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the change and write nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Make the change without asking, for scripts.")]
 app = typer.Typer(
     cls=Commands, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
 )
-
-DRY_RUN = "Show what would be done; write nothing."
-YES = "Do it without asking, for scripts."
 
 
 def _show_version(asked: bool) -> None:
@@ -55,35 +58,28 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, Version] = False) -> None:
     pass
 
 
 @app.command()
 def doctor(
-    checkpoint: Annotated[
-        str | None, typer.Argument(help="Look at a query's checkpointLocation, and at its table.", show_default=False)
-    ] = None,
+    checkpoint: Annotated[str | None, argument(help="Look at a query's checkpointLocation, and at its table.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
-    table: Annotated[
-        str | None, typer.Option(help="Look at a Delta table: a path, or a name.", show_default=False)
-    ] = None,
-    remote: Annotated[
-        str | None, typer.Option(help="Ask this server of Spark Connect: sc://host:15002.", show_default=False)
-    ] = None,
+    table: Annotated[str | None, option(help="Look at a Delta table, given as a path or a name.")] = None,
+    remote: Annotated[str | None, option(help="Ask this Spark Connect server: sc://host:15002.")] = None,
     conf: Settings = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, in place of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Check Python, Java, Spark and Delta, with a remedy for each fault.
 
-    With options it looks at a session of Spark, a checkpoint and a table too.
+    Options add checks of a Spark session, a checkpoint and a table.
 
-    Exit code: 0 all fits, 1 there is something to do, 2 an argument is wrong.
+    Exit code: 0 everything is right, 1 there is something to do, 2 an argument is wrong.
     """
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
@@ -92,27 +88,22 @@ def doctor(
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
-    """Exit with a message if Java, PySpark or Delta is missing for ``what``, a command.
-
-    Under spark-submit the cluster has its own Spark, and perhaps Delta, so nothing is checked.
-    """
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    """Exit with a message if Java, PySpark or Delta is missing for ``what``, a command."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # Under spark-submit the cluster has its own Spark, and perhaps Delta
         return
     for finding in (java_finding(), pyspark_finding(), *([delta_finding()] if needs_delta else [])):
         if finding.remedy:
-            sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
-            say(terminal(stderr=True), sentence)
+            needs = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
+            say(terminal(stderr=True), needs)
             raise typer.Exit(1)
 
 
 @app.command()
 def demo(
-    dir: Annotated[
-        Path | None, typer.Option(help="Folder of the demo, kept if named. [default: a temporary one]")
-    ] = None,
+    dir: Annotated[Path | None, option(help="Folder of the demo, kept if named. [default: a temporary one]")] = None,
     operations: Annotated[int, typer.Option(min=1000, help="Orders to make up.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same orders.")] = 7,
-    keep: Annotated[bool, typer.Option(help="Keep a temporary folder, too.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep a temporary folder too.")] = False,
 ) -> None:
     """Send sample orders into a Delta table, and recount them in SQL.
 
@@ -121,8 +112,8 @@ def demo(
     require_spark("The demo")
     from spark_purgatory.demo.runner import run_demo
 
-    keep = keep or dir is not None
-    raise typer.Exit(run_demo(dir, terminal(), operations=operations, seed=seed, keep=keep))
+    kept = keep or dir is not None
+    raise typer.Exit(run_demo(dir, terminal(), operations=operations, seed=seed, keep=kept))
 
 
 @app.command()
@@ -136,7 +127,7 @@ def example() -> None:
 
 @app.command()
 def run(
-    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
+    job_file: JobFile,
     set_: Changes = None,
     spark_log: Annotated[
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
@@ -154,12 +145,10 @@ def run(
 
 
 @app.command()
-def check(
-    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)], set_: Changes = None
-) -> None:
+def check(job_file: JobFile, set_: Changes = None) -> None:
     """Check a job's file, and show what it would run.
 
-    Nothing is started: neither Spark nor Java is needed.
+    It starts nothing, and needs neither Spark nor Java.
 
     Exit code: 0 the file is right, 2 it is wrong, and where. Expressions and places are checked when the job starts.
     """
@@ -169,9 +158,7 @@ def check(
 
 
 @app.command()
-def status(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation, here.", show_default=False)],
-) -> None:
+def status(checkpoint: Annotated[str, argument(help="The query's checkpointLocation, here.")]) -> None:
     """Show a query's progress at once, without Spark.
 
     It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 2 cannot be read.
@@ -183,17 +170,15 @@ def status(
 
 @app.command()
 def pending(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
-    where: Annotated[str, typer.Option(help='Only these, in SQL: "order_id = 7".')] = "true",
-    order_by: Annotated[
-        str, typer.Option(help='In SQL: "age_ms DESC"; by default what ends first comes first.')
-    ] = "remaining_ms",
-    columns: Annotated[str | None, typer.Option(help="Columns, with commas between them; by default all.")] = None,
+    checkpoint: Checkpoint,
+    where: Annotated[str, typer.Option(help='Only rows that fit, in SQL: "order_id = 7".')] = "true",
+    order_by: Annotated[str, typer.Option(help='In SQL: "age_ms DESC"; by default the time left.')] = "remaining_ms",
+    columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; by default all.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
-    prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
-    wide: Annotated[bool, typer.Option("--wide", help="All columns, in a block for each row if need be.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
+    prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, if need be in a block for each row.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each row instead of a table.")] = False,
     conf: Settings = None,
 ) -> None:
     """Show what still waits, and for what.
@@ -213,16 +198,12 @@ def pending(
 
 @app.command()
 def report(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
-    table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
+    checkpoint: Checkpoint,
+    table: Annotated[str, argument(help="The outcomes' Delta table, given as a path or a name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
-    name: Annotated[
-        str | None, typer.Option(help="The query's name, for the title. [default: the table's]", show_default=False)
-    ] = None,
+    name: Annotated[str | None, option(help="The query's name, for the title. [default: the table's]")] = None,
     prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
-    rows: Annotated[
-        bool, typer.Option("--rows", help="With the ten that end next and the keys missed most: values of rows.")
-    ] = False,
+    rows: Annotated[bool, option("--rows", help="Show values: the ten that end next, the keys missed most.")] = False,
     conf: Settings = None,
 ) -> None:
     """Write one HTML page about a query.
@@ -240,14 +221,14 @@ def report(
 
 @app.command()
 def repair(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
+    checkpoint: Checkpoint,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     conf: Settings = None,
 ) -> None:
     """Decide between two entries of one staging log.
 
-    Two runs that wrote at the same time have made them. The entry that does not count is removed. Stop all runs of the
+    Two runs that wrote at the same time made them. The entry that does not count is removed. Stop all runs of the
     query first. Exit code: 0 done or only shown, 1 Spark could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
@@ -259,15 +240,13 @@ def repair(
 
 @app.command()
 def move(
-    job_file: Annotated[Path, typer.Argument(help="The YAML file of the new job.", show_default=False)],
-    source: Annotated[str, typer.Option("--from", help="The old job's checkpoint.", show_default=False)],
+    job_file: Annotated[Path, argument(help="The YAML file of the new job.")],
+    source: Annotated[str, option("--from", help="The old job's checkpoint.")],
     partitions: Annotated[int | None, typer.Option(min=1, help="State partitions. [default: as before]")] = None,
-    tables: Annotated[
-        str | None, typer.Option(help="Read the state from the tables of export-state.", show_default=False)
-    ] = None,
-    removed: Annotated[list[str] | None, typer.Option(help="Rows you removed there: operations=4.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
+    tables: Annotated[str | None, option(help="Read the state from the tables of export-state.")] = None,
+    removed: Annotated[list[str] | None, typer.Option(help="Rows that you removed there: operations=4.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     set_: Changes = None,
 ) -> None:
     """Move waiting operations to a new checkpoint: other shards, other host.
@@ -285,13 +264,11 @@ def move(
 
 @app.command()
 def export_state(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
-    folder: Annotated[str, typer.Argument(help="Where the tables are written.", show_default=False)],
+    checkpoint: Checkpoint,
+    folder: Annotated[str, argument(help="The folder for the tables.")],
     conf: Settings = None,
 ) -> None:
-    """Write a query's state as Parquet tables.
-
-    They can be read, counted and edited.
+    """Write a query's state as Parquet tables, to read, count and edit.
 
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
