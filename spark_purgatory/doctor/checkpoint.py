@@ -1,4 +1,4 @@
-"""What a checkpoint holds: whether its states are readable, what they were written with, where the query stands."""
+"""Findings about a checkpoint: its states, their settings, and the query's progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
@@ -30,15 +30,13 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
 
-GOOD_STATE_BYTES = 5_000_000
-"""A shard's state may have so many: a micro-batch writes the whole of each that it touches (docs/choosing.md)."""
-NO_STATE = "with no purgatory's state"
+GOOD_STATE_BYTES = 5_000_000  # Of a shard's state: a micro-batch writes each that it touches whole (docs/choosing.md)
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 
 
 def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
-    """Everything about a checkpoint."""
+    """Yield all findings about a checkpoint."""
     with suppress(*SPARK_FAULTS):  # No query has begun there, or the place cannot be reached.
         if damaged := damages(spark, checkpoint):
             yield from (Finding(f"checkpoint's {each.path}", each.fault, each.remedy) for each in damaged)
@@ -50,10 +48,11 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     except (StateUnreadableError, ConfigError) as error:
         is_gone = isinstance(error, StateUnreadableError)
         if "_metadata" in str(error) or not claim_of(spark, checkpoint):
-            yield Finding("checkpoint", "its state is gone" if is_gone else "not that of a purgatory", str(error))
+            yield Finding("checkpoint", "its state is gone" if is_gone else "not a purgatory's", str(error))
         else:
-            found = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
-            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, {found if is_gone else NO_STATE}")
+            gone = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
+            found = gone if is_gone else "with no purgatory's state"
+            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, {found}")
     except SPARK_FAULTS as error:
         yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)
     else:
@@ -73,26 +72,23 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
     else:
         yield note("watermark", "none yet: it begins when both inputs have had rows (or idle_after is set)")
     reader = spark.read.text(f"{literal(checkpoint)}/offsets/{states.batch_id}", wholetext=True)
-    columns = ("value", F.unix_millis("_metadata.file_modification_time").alias("written_ms"))
-    row: Row = reader.select(*columns).collect()[0]
-    facts = json.loads(row["value"].splitlines()[1])
+    [(text, written_ms)] = reader.select("value", F.unix_millis("_metadata.file_modification_time")).collect()
     store = states.settings.get(PROVIDER, "").rpartition(".")[2]
     yield note("kept for good", f"state store {store}, {states.partitions} state partitions")
-    skew_ms = abs(row["written_ms"] - facts["batchTimestampMs"])
+    skew_ms = abs(written_ms - json.loads(text.splitlines()[1])["batchTimestampMs"])
     yield clock_finding("checkpoint's clock", skew_ms, "the driver's")
 
 
 def state_findings(states: ShardStates) -> Iterator[Finding]:
-    """Format, number, settings and size of all shards; each state is read and its checksums compared."""
+    """Yield format, number, settings and size of all shards; each state is read and its checksums compared."""
     try:
         shards = told_by_states(states.whole, _about_state)
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
         yield Finding("state", sentence_of(cause), without_reach(cause) or RESTORE_STATE)
         return
-    damaged = [shard["error"] for shard in shards if "error" in shard]
     sound = [shard for shard in shards if "error" not in shard]
-    if damaged:
+    if damaged := [shard["error"] for shard in shards if "error" in shard]:
         yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", RESTORE_STATE)
     if not sound:
         return
@@ -111,7 +107,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
 
 
 def size_finding(sizes: list[int], host: str) -> Finding:
-    """Report whether a micro-batch can write shards of that size; the log host writes what arrived, and wants few."""
+    """Report whether a micro-batch can write shards of that size. The log host writes only what arrived."""
     found = f"{readable_bytes(sum(sizes))}, the largest shard {readable_bytes(max(sizes))}"
     if max(sizes) <= GOOD_STATE_BYTES or host == LOG_HOST:
         return Finding("state size", found)
@@ -119,7 +115,7 @@ def size_finding(sizes: list[int], host: str) -> Finding:
 
 
 def settings_text(spec: Mapping[str, Any]) -> str:
-    """The settings that a state keeps, in the words of the configuration; those of the engine alone are left out."""
+    """The settings that a state keeps, in the words of the configuration, without the engine's own."""
     parts = {
         f"criterion={spec['criterion']}": True,
         f"need={spec['need']}": spec["criterion"] in NUMBERED,
@@ -134,7 +130,7 @@ def settings_text(spec: Mapping[str, Any]) -> str:
 
 
 def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
-    """The table that a checkpoint is claimed for, as `claimed_by` gives it; a finding where it cannot be read."""
+    """The table that a checkpoint is bound to, as `claimed_by` gives it; a finding if the entry cannot be read."""
     try:
         return claimed_by(spark, checkpoint)
     except CLAIM_FAULTS as error:

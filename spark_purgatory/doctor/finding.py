@@ -17,34 +17,33 @@ TAKE = "take Spark 4.0.5 or later: pip install 'spark-purgatory[spark]'"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: what it is, what was found, and what to do about it ("" if nothing)."""
+    """A check: its subject, what was found, and what to do about it ("" if nothing)."""
 
     what: str
     found: str
     remedy: str = ""
-    is_note: bool = False  # Worth knowing, and neither right nor wrong
+    is_note: bool = False  # Worth knowing, but neither right nor wrong
 
     @property
     def status(self) -> str:
-        """``ok``, ``NO`` where something is to be done, ``note``."""
+        """``ok``, ``NO`` where something must be done, ``note``."""
         return "NO" if self.remedy else "note" if self.is_note else "ok"
 
 
 def note(what: str, found: str) -> Finding:
-    """Something worth knowing."""
+    """Return a finding worth knowing."""
     return Finding(what, found, is_note=True)
 
 
 @cache
 def verified() -> dict[str, Any]:
-    """The file: ``date``, ``cells`` (an environment each, and how its tests ended), ``upgrades`` of checkpoints."""
+    """The file: ``date``, ``cells`` (an environment each with its tests' results), ``upgrades`` of checkpoints."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def verified_releases() -> list[str]:
     """The releases of Spark that the tests passed with, the oldest first."""
-    passed = {cell["spark"] for cell in verified()["cells"] if not cell["failed"]}
-    return sorted(passed, key=release_numbers)
+    return sorted({cell["spark"] for cell in verified()["cells"] if not cell["failed"]}, key=release_numbers)
 
 
 def release_finding(what: str, found: str) -> Finding:

@@ -18,8 +18,7 @@ from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
 JAVA_MIN = 17
 INSTALL_SPARK = "pip install 'spark-purgatory[spark]'"
-DELTA_SPARK, WITHOUT_JARS = "4.4.0", "4.4.1"
-"""The tested release of Delta, and one that has a wheel, but whose jars were never published."""
+DELTA_SPARK, WITHOUT_JARS = "4.4.0", "4.4.1"  # The tested release of Delta, and one that has a wheel but no jars
 INSTALL_JAVA = (
     "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
     "and put it on the PATH or in JAVA_HOME"
@@ -35,12 +34,12 @@ def java_finding() -> Finding:
         return Finding("Java", f"none at {java}" if java else "none", INSTALL_JAVA)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     if (match := re.search(r'version "(\d+)', said)) is None:
-        return Finding("Java", f"{java} does not tell its version", INSTALL_JAVA)
+        return Finding("Java", f"{java} does not print its version", INSTALL_JAVA)
     return Finding("Java", f"{match[1]} ({java})", "" if int(match[1]) >= JAVA_MIN else INSTALL_JAVA)
 
 
 def pyspark_finding() -> Finding:
-    """Report Spark's release. Clusters have it without a distribution of that name."""
+    """Report Spark's release. Clusters have it without a distribution named pyspark."""
     try:
         release = str(import_module("pyspark").__version__)
     except ModuleNotFoundError:
@@ -70,8 +69,7 @@ def worker_python_finding() -> Finding:
     why = why_unfit(value or "python3")
     if value:
         return Finding(name, f"{value}, {why}" if why else value, remedy if why else "")
-    if why:
-        # A note: the demo and the jobs set it to this Python.
+    if why:  # A note: the demo and the jobs set it to this Python
         return note(name, f"not set: a script of your own would run its workers with python3, {why}; {remedy}")
     return Finding(name, "not set: workers run python3, which fits")
 
@@ -79,9 +77,9 @@ def worker_python_finding() -> Finding:
 def jars_finding() -> Finding:
     """Report whether Delta's jars were downloaded already, or where they would come from."""
     cache = Path.home() / ".ivy2.5.2" / "jars"
-    is_there = any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar"))
-    missing = "not cached; the first start downloads 90 MB from Maven Central"
-    return Finding("Delta's jars", f"cached in {cache}" if is_there else missing)
+    if any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar")):
+        return Finding("Delta's jars", f"cached in {cache}")
+    return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
 
 
 def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
@@ -97,7 +95,7 @@ def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
 
 
 def machine_findings() -> list[Finding]:
-    """Everything that the demo and the jobs lean on, in the order in which it would fail."""
+    """Return all that the demo and the jobs need, in the order in which it would fail."""
     local = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
     return [
         Finding("Python", f"{platform.python_version()} ({sys.executable})"),

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLOURS = {"ok": "green", "NO": "red", "note": "yellow"}
-EXIT_WRONG = 2
-CONNECT_PORT = 15002
-CONNECT_SECONDS = 10
+CONNECT_PORT, CONNECT_SECONDS = 15002, 10
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,12 @@ class DoctorRequest:
 
 
 def run_doctor(request: DoctorRequest, console: Console) -> int:
-    """Look, and print what was found; the exit code: 1 where something is to be done, 2 for a wrong argument."""
+    """Print the findings; return the exit code: 1 if something must be done, 2 for a wrong argument."""
     try:
         settings = settings_from(request.settings)
     except ConfigError as error:
         say(terminal(stderr=True), str(error))
-        return EXIT_WRONG
+        return 2
     with at_work(console, "Looking"):
         findings = list(findings_of(request, settings))
     wrong = [finding for finding in findings if finding.remedy]
@@ -69,7 +67,7 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return one sentence about all findings."""
+    """Return a sentence about all findings."""
     counts = Counter(finding.status for finding in findings)
     notes = f", and {counts['note']:,} to know" if counts["note"] else ""
     if not counts["NO"]:
@@ -87,7 +85,7 @@ def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
 
 
 def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """This machine's, and with a session those of what was asked for."""
+    """Yield the findings about this machine and, with a session, about the rest of the request."""
     here = machine_findings() if request.remote is None else [pyspark_finding()]
     yield from here
     if not request.needs_spark:
@@ -100,7 +98,7 @@ def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator
 
 
 def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
-    """What a session shows of itself, of a checkpoint and of a table."""
+    """Yield the findings of a session about itself, a checkpoint and a table."""
     from spark_purgatory.doctor.checkpoint import checkpoint_findings, claim_of
     from spark_purgatory.doctor.session import session_findings
     from spark_purgatory.doctor.table import table_findings
@@ -115,8 +113,8 @@ def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Find
             yield claimed
             claimed = {}
         if place and claimed and claimed != place:
-            said = next(iter(claimed.values()))
-            yield Finding("table of the checkpoint", said, "give --table in the words of the query, or leave it out")
+            remedy = "give --table in the words of the query, or leave it out"
+            yield Finding("table of the checkpoint", next(iter(claimed.values())), remedy)
             place = {}
         place = place or claimed
     if place:
@@ -135,12 +133,11 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
         try:
             address = urlsplit(request.remote.partition(";")[0])
             place = address.hostname or "", address.port or CONNECT_PORT
-            server = "sc://{}:{}".format(*place)  # What else an address has may be a login or a token.
-            # Spark's own client tries again for ten minutes.
-            socket.create_connection(place, CONNECT_SECONDS).close()
+            server = "sc://{}:{}".format(*place)  # The rest of an address may be a login or a token
+            socket.create_connection(place, CONNECT_SECONDS).close()  # Spark's own client tries for ten minutes
         except OSError as error:
             return Finding("Spark Connect", f"{server}: {error}", remedy)
-        except ValueError:  # Its text has parts of the address.
+        except ValueError:  # Its text has parts of the address
             return Finding("Spark Connect", "the address cannot be read", remedy)
         try:
             from pyspark.sql.connect.client import DefaultChannelBuilder
