@@ -17,23 +17,19 @@ from spark_purgatory.terminal import say
 
 
 def settings_from(texts: Sequence[str]) -> dict[str, str]:
-    """Settings of the session, from NAME=VALUE each. Raises ConfigError, which shows no text: it may be a password."""
+    """Return settings of the session, from NAME=VALUE each. ConfigError shows none of them: one may be a password."""
     settings = {}
     for number, text in enumerate(texts, 1):
         name, equals, value = text.partition("=")
         if not (name and equals):
-            said = (
-                f"--conf must be NAME=VALUE, for example spark.master=local[4]; number {number} of {len(texts)} is not"
-            )
-            raise ConfigError(said)
+            said = f"number {number} of {len(texts)} is not"
+            raise ConfigError(f"--conf must be NAME=VALUE, for example spark.master=local[4]; {said}")
         settings[name] = value
     return settings
 
 
 def place_of(table: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it: a path has a slash, a backslash or "..", or is a Delta table's folder here;
-    all else is a name.
-    """
+    """A table as `SinkOptions` takes it. A path has a slash, a backslash or "..", or is a Delta table's folder here."""
     is_here = "/" not in table and (Path(table) / "_delta_log").is_dir()
     if is_here or (".." in table.split("/") and "://" not in table):
         table = str(Path(table).resolve())

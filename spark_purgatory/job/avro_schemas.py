@@ -14,27 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from spark_purgatory.job.config_file import JobConfigError, wrong
-from spark_purgatory.job.source_config import AvroValues, KafkaSource, Registry
+from spark_purgatory.job.source_config import KafkaSource, Registry
 
 TIMEOUT_S = 30
-MOST_BYTES = 16 << 20
-"""Longest answer of a registry that is read."""
+MOST_BYTES = 16 << 20  # The longest answer of a registry that is read
 ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 @dataclass(frozen=True)
 class AvroSchemas:
-    """What the values of a topic were written with, and what they are read as; each a schema in JSON."""
+    """The schemas that a topic's values are read as and were written with, each in JSON."""
 
     reader: str
-    writers: Mapping[int, str]  # The writers' schemas by id of the registry; empty where the file alone says it
+    writers: Mapping[int, str]  # By id of the registry; empty without a registry
 
 
 def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:
-    """The schemas of a source; `JobConfigError` names the field that they cannot be had from."""
+    """Read the schemas of a source; `JobConfigError` names the field that does not lead to them."""
     avro = source.avro
     assert avro is not None, "bug: the source has no Avro"
-    given = None if avro.schema_file is None else _of_file(avro, f"{name}.source.avro.schema_file")
+    given = None if avro.schema_file is None else _of_file(avro.schema_file, f"{name}.source.avro.schema_file")
     if avro.registry is None:
         assert given is not None, "bug: Avro without a schema was accepted"
         return AvroSchemas(given, {})
@@ -47,18 +46,16 @@ def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, JobConfigError):
             raise
-        said = f"the answer is not that of a schema registry ({type(error).__name__})"
+        said = f"the answer does not look like a schema registry's ({type(error).__name__})"
         raise wrong(field, f"subject {subject!r}", said) from error
 
 
-def _of_file(avro: AvroValues, field: str) -> str:
-    assert avro.schema_file is not None
+def _of_file(file: str, field: str) -> str:
     try:
-        text = Path(avro.schema_file).read_text(encoding="utf-8")
-        schema = json.loads(text)
+        schema = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise wrong(field, repr(avro.schema_file), f"no Avro: {error}") from error
-    return _record(schema, field, repr(avro.schema_file))
+        raise wrong(field, repr(file), f"not Avro: {error}") from error
+    return _record(schema, field, repr(file))
 
 
 def _record(schema: Any, field: str, given: str) -> str:
@@ -73,16 +70,15 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
     for number in _asked(registry, at, field):
         version, given = _asked(registry, f"{at}/{number}", field), f"subject {subject!r}, version {number}"
         if version.get("schemaType", "AVRO") != "AVRO" or version.get("references"):
-            raise wrong(
-                field, given, "must be Avro without references to other subjects; give schema_file and no registry"
-            )
+            said = "must be Avro without references to other subjects; give schema_file and no registry"
+            raise wrong(field, given, said)
         _record(json.loads(version["schema"]), field, given)
         found.append(version)
     return found
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows the registry on its own server, or from http to https there: elsewhere nobody may see user_info."""
+    """Follows redirects on the registry's own server, also from http to https: no other server may see user_info."""
 
     def redirect_request(self, req: urllib.request.Request, *said: Any) -> urllib.request.Request | None:
         old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(said[-1])
@@ -100,11 +96,10 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
-        elsewhere = f"the registry sends to another server (HTTP {error.code}): give that one's address as url"
+        elsewhere = f"the registry redirects to another server (HTTP {error.code}): give that server's address as url"
         said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
         said |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
-        allowed = said.get(error.code, f"the registry answers with HTTP {error.code}")
-        raise wrong(field, path, allowed) from error
+        raise wrong(field, path, said.get(error.code, f"the registry answers with HTTP {error.code}")) from error
     except (OSError, ValueError, HTTPException, RecursionError) as error:
         said_of = str(error) if isinstance(error, OSError) else type(error).__name__
         raise wrong(field, path, f"the registry cannot be asked: {said_of}") from error

@@ -27,27 +27,25 @@ from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaS
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 
 INPUTS = {"operations": Operations, "completions": Completions}
-TYPES = frozenset(
+TYPES = frozenset(  # The first words of types in Spark's DDL
     "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
     "interval long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint "
     "varchar variant void".split()
 )
-"""The names with which a type begins in Spark's DDL."""
 TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})  # Types of columns that hold a time
 TEXTS = frozenset({"string", "varchar", "char", "character"})
+# Types whose values have no unique text
 NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
-"""Types whose values have no text of their own."""
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
+# Fields of ``metrics`` with the module that each needs and the extra that installs it
 NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentelemetry": ("opentelemetry", "otel")}
-"""Fields of ``metrics``: the module that each needs, and the extra that brings it."""
 
 
 def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find what is wrong with a file's columns and places, and what this machine lacks for it.
-
-    Fields that the models refuse may be among them: the others are checked all the same.
+    """Find what is wrong with a file's columns and places, also next to fields that the models refuse, and what this
+    machine lacks for it.
     """
     rules, output = _section(document, "purgatory"), _section(document, "output")
     criterion = None
@@ -56,16 +54,14 @@ def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     for name, declared in INPUTS.items():
         given = _section(document, name)
         with suppress(ValidationError):
-            shape = InputSection.model_validate(
-                {each: given[each] for each in InputSection.model_fields if each in given}
-            )
+            fields = {each: given[each] for each in InputSection.model_fields if each in given}
+            shape = InputSection.model_validate(fields)
             yield from _column_problems(name, declared, given, shape, rules | {"criterion": criterion})
             if name == "operations":
                 yield from _table_problems(given, shape, rules, output)
-    yield from place_problems(document)
+    yield from _place_problems(document)
     if rules.get("host") == LOG_HOST and document.get("state_store") == "hdfs":
-        allowed = f"purgatory.host {LOG_HOST} needs rocksdb: leave state_store out"
-        yield Problem("state_store", repr("hdfs"), allowed)
+        yield Problem("state_store", repr("hdfs"), f"purgatory.host {LOG_HOST} needs rocksdb: leave state_store out")
     for field, (module, extra) in NEEDED_MODULES.items():
         if _section(document, "metrics").get(field) and find_spec(module) is None:
             yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
@@ -150,9 +146,8 @@ def _column_problems(
             allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
             yield Problem(f"{name}.source.schema", repr(kind), allowed)
         if isinstance(shape.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
-            yield Problem(
-                f"{name}.source.schema", repr(column), "is one of Kafka's own record columns: rename the field"
-            )
+            allowed = "is one of Kafka's own record columns: rename the field"
+            yield Problem(f"{name}.source.schema", repr(column), allowed)
     known = selected(shape, columns)
     for field, column in _named(name, declared, given, rules) if known else ():
         if not {column, column.split(".")[0]} & {*known}:
@@ -177,7 +172,7 @@ def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, An
         yield "purgatory.scope", column
 
 
-def place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     """Find two places of a file that are one, and a table that the job would read and write."""
     output, letters, checkpoint = _section(document, "output"), document.get("dead_letters"), document.get("checkpoint")
     if isinstance(checkpoint, str) and (found := ENCODED.findall(checkpoint)):
@@ -188,39 +183,33 @@ def place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("checkpoint", "", allowed)
     written = {"checkpoint": checkpoint, "output.path": output.get("path")}
     if isinstance(letters, dict):
-        beside = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
-        written |= {"dead_letters.path": letters.get("path")}
-        written |= {"dead_letters.checkpoint": letters.get("checkpoint") or beside}
+        default = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
+        written["dead_letters.path"] = letters.get("path")
+        written["dead_letters.checkpoint"] = letters.get("checkpoint") or default
     sources = {f"{name}.source": _section(_section(document, name), "source") for name in INPUTS}
     read = {f"{name}.path": source.get("path") for name, source in sources.items()}
-    for (one, first), (other, second) in chain(
-        combinations(written.items(), 2), product(read.items(), written.items())
-    ):
+    pairs = chain(combinations(written.items(), 2), product(read.items(), written.items()))
+    for (one, first), (other, second) in pairs:
         if isinstance(first, str) and isinstance(second, str) and Place.local(first).same_as(Place.local(second)):
             alike = f"{one} and {other} are both {first!r}"
-            other_words = f"{one} {first!r} and {other} {second!r} are one folder"
-            said = f"{alike if first == second else other_words}: each needs a folder of its own"
-            yield Problem("", "", said)
+            unlike = f"{one} {first!r} and {other} {second!r} are one folder"
+            yield Problem("", "", f"{alike if first == second else unlike}: each needs a folder of its own")
     for name, source in sources.items():
         tables = [str(each.get("table") or "").replace("`", "").lower() for each in (source, output)]
         if tables[0] and tables[0] == tables[1]:
-            said = f"{name}.table and output.table are both {source['table']!r}: the job reads what it writes"
-            yield Problem("", "", said)
+            alike = f"{name}.table and output.table are both {source['table']!r}"
+            yield Problem("", "", f"{alike}: the job reads what it writes")
 
 
 def selected(given: InputSection, columns: dict[str, str]) -> list[str]:
-    """Names of an input's columns after ``select``; none where they cannot be told."""
+    """Names of an input's columns after ``select``; none where the file does not show them."""
     names: list[str] = []
     for expression in given.select:
-        if expression.strip() == "*":
-            if not columns:
-                return []
-            names += columns
-            continue
         found = ALIAS.search(expression) or PLAIN.match(expression)
-        if found is None:
+        named = columns if expression.strip() == "*" else [found[1] or found[2]] if found else []
+        if not named:
             return []
-        names.append(found[1] or found[2])
+        names += named
     return names
 
 

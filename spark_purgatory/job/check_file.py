@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.purgatory_options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError, without_login
@@ -20,7 +21,7 @@ EXIT_CONFIG = 2
 
 
 def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
-    """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
+    """Print what a job's file would run; return the exit code: 0, or 2 if the file is wrong."""
     try:
         config = load_config(job_file, changes)
     except ConfigError as error:
@@ -41,20 +42,16 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     options = config.options()
     operations, completions = options.operations, options.completions
     yield "job", config.name
-    yield "operations", source_text(config.operations)
+    yield "operations", _source_text(config.operations)
     end = f"deadline {operations.deadline}" if operations.timeout is None else f"timeout {operations.timeout}"
     end += f" {operations.timeout_unit}" if operations.timeout_unit else ""
     yield "", f"id {operations.id}, keys {names(operations.keys)}, created {operations.created}, {end}"
-    delays = [
-        f"watermark {side.watermark}" + (f", idle_after {side.idle_after}" if side.idle_after is not None else "")
-        for side in (operations, completions)
-    ]
-    yield "", delays[0]
-    yield "completions", source_text(config.completions)
+    yield "", _delays(operations)
+    yield "completions", _source_text(config.completions)
     fields = ("value", "kind", "operation_id", "event_id", "columns")
     others = [f"{name} {names(getattr(completions, name))}" for name in fields if getattr(completions, name)]
     yield "", ", ".join([f"key {completions.key}", f"time {completions.time}", *others])
-    yield "", delays[1]
+    yield "", _delays(completions)
     criterion = options.criterion
     if isinstance(criterion, ByRow):
         columns = (f"{name} {value}" for name, value in vars(criterion).items() if value is not None)
@@ -78,8 +75,11 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "Spark", f"state store {config.state_store}, settings: {', '.join(config.spark) or 'none of its own'}"
 
 
-def source_text(given: InputSection) -> str:
-    """Describe an input's source."""
+def _delays(side: Operations | Completions) -> str:
+    return f"watermark {side.watermark}" + ("" if side.idle_after is None else f", idle_after {side.idle_after}")
+
+
+def _source_text(given: InputSection) -> str:
     source = given.source
     if isinstance(source, KafkaSource):
         topics = f"topic {names(source.topic)}" if source.topic else f"topics {source.topic_pattern}"
@@ -93,6 +93,6 @@ def source_text(given: InputSection) -> str:
 
 
 def names(columns: object) -> str:
-    """One name, or several."""
+    """Return one name, or several with commas."""
     several = columns if isinstance(columns, (list, tuple)) else [columns]
     return ", ".join(map(str, several))

@@ -28,9 +28,7 @@ P = ParamSpec("P")
 
 
 def guarded_reading(place: str, read: Callable[P, None], *given: P.args, **named: P.kwargs) -> int:
-    """Call ``read``; the exit code, 0 if it raised nothing, with the error on stderr if it did: in one line, but a
-    job file's problems are one a line.
-    """
+    """Call ``read`` and return the exit code. An error goes to stderr in one line, a job file's in several."""
     errors = terminal(stderr=True)
     try:
         read(*given, **named)
@@ -45,13 +43,13 @@ def guarded_reading(place: str, read: Callable[P, None], *given: P.args, **named
 
 
 def started(settings: Sequence[str], console: Console, delta: bool = False) -> SparkSession:
-    """A session that reads; ``settings``: NAME=VALUE each."""
+    """Start a session that reads; ``settings``: NAME=VALUE each."""
     with at_work(console, "Starting Spark"):
         return reading_session(settings_from(settings), log_file(), delta=delta)
 
 
 def show_repair(checkpoint: str, consent: Consent, settings: Sequence[str], console: Console) -> None:
-    """Say which entries of a staging log are not true, and remove them if a person agrees."""
+    """Show which entries of a staging log are not true, and remove them if a person agrees."""
     consent.check()
     spark = started(settings, console, delta=True)
     with at_work(console, "Reading the staging log and the table"):
@@ -110,8 +108,8 @@ def write_report(
     except ImportError as error:
         raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
     place = place_of(table)
-    sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))  # before Spark: it may be refused
-    with writing_to("--output", output):  # Before Spark: reading takes a minute.
+    sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))
+    with writing_to("--output", output):  # Before Spark, as is the table: reading takes a minute
         output.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=output.parent).close()
     spark = started(settings, console, delta=True)

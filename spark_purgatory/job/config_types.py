@@ -31,7 +31,6 @@ def _read_by(parse: Callable[[object, str], object]) -> BeforeValidator:
 
 
 def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
-
     def check(value: object) -> object:
         if isinstance(value, kinds):
             raise ValueError(said)
@@ -42,7 +41,7 @@ def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of a file: the field, its value ("" where it may not be shown), what is allowed."""
+    """A fault of a file: the field, its value ("" where it must not be shown), and the allowed values."""
 
     field: str
     given: str
@@ -69,12 +68,11 @@ class Model(BaseModel):
     """Frozen, no unknown fields, and no option's value in a repr."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
-
-    one_of: ClassVar[tuple[str, ...]] = ()  # Fields of which exactly one must be given
+    one_of: ClassVar[tuple[str, ...]] = ()  # Exactly one of these fields must be given
 
     @classmethod
     def long_form(cls, given: Any) -> Any:
-        """The section with its fields' names, where people may write it shorter."""
+        """Return the section with its fields' names, which people may leave out."""
         return given
 
     @model_validator(mode="before")

@@ -18,32 +18,30 @@ from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
-RAW = "spark_purgatory_raw"
-"""The column into which Spark's readers put the text of a row that they cannot read. No source has it."""
+RAW = "spark_purgatory_raw"  # The column for the text of a row that Spark cannot read; no source has it
 OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
+# The input; the file, or topic, partition and offset; why; the text, or bytes that are not text; when
 COLUMNS = ("input", "source", "reason", "raw", "raw_bytes", "read_at")
-"""Columns of the table of dead letters: ``operations`` or ``completions``; the file, or topic, partition and offset;
-why; the text, or bytes that are no text; when."""
 
 
 def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
-    """Start the query that writes the table; None where the file asks for none."""
+    """Start the query that writes the table; None if the file has no ``dead_letters``."""
     if config.dead_letters is None:
         return None
-    writer = malformed_rows(spark, config).writeStream.format("delta").outputMode("append")
+    writer = _malformed_rows(spark, config).writeStream.format("delta").outputMode("append")
     writer = writer.queryName(f"{config.name}_dead_letters").trigger(**trigger_of(**config.trigger.model_dump()))
     return writer.option("checkpointLocation", config.dead_letters_checkpoint).start(config.dead_letters.path)
 
 
 def count(spark: SparkSession, config: JobConfig) -> int:
-    """Rows in the table."""
+    """Return the number of rows in the table."""
     assert config.dead_letters is not None
     return spark.read.format("delta").load(config.dead_letters.path).count()
 
 
-def malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
-    """The malformed rows of both inputs, as `COLUMNS`."""
+def _malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
     found = []
     for name in ("operations", "completions"):
         source = getattr(config, name).source
@@ -61,12 +59,12 @@ def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> Dat
     given = {option: value for option, value in source.options.items() if option.lower() not in ours}
     reader = spark.readStream.format(source.format).options(**{**given, **OUR_OPTIONS})
     rows = reader.schema(f"{source.schema_ddl}, {RAW} string").load(source.path)
-    fields = {field: F.col(_quoted(field)) for field in rows.columns if field != RAW}
+    fields = {field: F.col(back_ticked(field)) for field in rows.columns if field != RAW}
     if source.format == "json":
         reason = _json_reason(F.col(RAW), fields)
     else:
-        # The line as text alone, to see which of its fields there are.
-        as_texts = F.from_csv(F.col(RAW), ", ".join(f"{_quoted(field)} string" for field in fields), given)
+        # The line's fields as texts, to see which there are.
+        as_texts = F.from_csv(F.col(RAW), ", ".join(f"{back_ticked(field)} string" for field in fields), given)
         reason = _reason({field: as_texts[field] for field in fields}, fields, "not as many fields as the schema has")
     return _as_letters(rows.where(F.col(RAW).isNotNull()), name, F.col("_metadata.file_path"), reason, F.col(RAW))
 
@@ -92,7 +90,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
 
 
 def _as_letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column) -> DataFrame:
-    """Letters of bytes, or of text whose bytes may be none: other readers of the table could not decode it."""
+    """The rows with ``raw`` as text where it is UTF-8, else as bytes, which other readers of the table can decode."""
     text = text_of(raw)
     return _letters(rows, name, place, reason, raw=text, raw_bytes=F.when(text.isNull(), raw.cast("binary")))
 
@@ -104,22 +102,14 @@ def _letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Col
 
 def _json_reason(raw: Column, fields: dict[str, Column]) -> Column:
     as_texts = F.from_json(raw, "map<string,string>")
-    reason = _reason(
-        {field: as_texts[F.lit(field)] for field in fields}, fields, "a part of a field does not fit its type"
-    )
+    texts = {field: as_texts[F.lit(field)] for field in fields}
+    reason = _reason(texts, fields, "a part of a field does not fit its type")
     return F.when(as_texts.isNull(), "not a JSON object").otherwise(reason)
 
 
 def _reason(texts: dict[str, Column], fields: dict[str, Column], otherwise: str) -> Column:
-    """Names the fields that have a text and no value.
-
-    All fields are read here: of a column that nobody reads Spark does not find out that it cannot be read.
-    """
+    """Name the fields that have a text and no value. It reads all: Spark parses no column that nobody reads."""
     unread = (F.when(texts[field].isNotNull() & fields[field].isNull(), F.lit(field)) for field in fields)
     bad = F.array_compact(F.array(*unread))
     named = F.concat(F.lit("not of the field's type: "), F.array_join(bad, ", "))
     return F.when(F.size(bad) > 0, named).otherwise(otherwise)
-
-
-def _quoted(field: str) -> str:
-    return "`" + field.replace("`", "``") + "`"

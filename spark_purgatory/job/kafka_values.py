@@ -10,10 +10,10 @@ from pyspark.sql.avro.functions import from_avro
 
 from spark_purgatory.job.avro_schemas import AvroSchemas, schemas_of
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, KafkaSource
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
+# A field with a default tells a value that has only nulls from one that cannot be read. No source has it.
 MARK = "spark_purgatory_read"
-"""A field with a default that every value which can be read gets: without it, a value of nulls and one that cannot be
-read are the same. No source has it."""
 HEADER_BYTES = 5  # A zero, and the id of a schema in four bytes
 MAX_BYTES = 2**31 - 1
 
@@ -27,8 +27,7 @@ def records_of(spark: SparkSession, source: KafkaSource, with_headers: bool = Fa
 def rows_of(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
     """The fields of each record's value, and `KAFKA_COLUMNS`.
 
-    A record that cannot be read becomes a row of nulls, which the purgatory rejects with a reason: nothing is lost
-    without a trace.
+    A record that cannot be read becomes a row of nulls, which the purgatory rejects with a reason.
     """
     if source.avro is not None:
         record = avro_record(F.col("value"), schemas_of(source, name), source)
@@ -37,17 +36,16 @@ def rows_of(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
         record = F.from_json(text_of(F.col("value")), source.schema_ddl)
     named = {f"kafka_{column}": F.col(column) for column in records.columns if f"kafka_{column}" in KAFKA_COLUMNS}
     columns = [column.alias(alias) for alias, column in named.items()]
-    rows = records.select(record.alias("record"), *columns).select("record.*", *named)
-    return rows.drop(MARK)
+    return records.select(record.alias("record"), *columns).select("record.*", *named).drop(MARK)
 
 
 def fields_of(rows: DataFrame) -> list[str]:
-    """The columns that are a value's, quoted."""
-    return ["`" + name.replace("`", "``") + "`" for name in rows.columns if name not in KAFKA_COLUMNS]
+    """Return the columns of the records' values, in back-ticks."""
+    return [back_ticked(name) for name in rows.columns if name not in KAFKA_COLUMNS]
 
 
 def text_of(value: Column) -> Column:
-    """Bytes as text; null where they are no UTF-8, which Spark's JSON reader would change without a word."""
+    """Bytes as text; null where they are not UTF-8, which Spark's JSON reader would change silently."""
     return F.try_validate_utf8(value.cast("string"))
 
 
@@ -67,14 +65,12 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
     if avro.unknown_id == "reject":
         return record
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
-    said = F.format_string(
+    said = (
         "spark_purgatory.errors.SourceError: the value at %s has the schema %s, which the registry's subject did not "
         "have when the job started. Start the job again: it asks the registry. If no registry has it, set "
-        "avro.unknown_id: reject",
-        place,
-        schema_id(value),
+        "avro.unknown_id: reject"
     )
-    return record.when(value.isNotNull(), F.raise_error(said))
+    return record.when(value.isNotNull(), F.raise_error(F.format_string(said, place, schema_id(value))))
 
 
 def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
@@ -104,8 +100,8 @@ def schema_id(value: Column) -> Column:
 def with_mark(schema: str) -> str:
     """A record's schema with `MARK` behind its fields."""
     record = json.loads(schema)
-    mark = {"name": MARK, "type": "boolean", "default": True}
-    return json.dumps({**record, "fields": [*record["fields"], mark]})
+    record["fields"].append({"name": MARK, "type": "boolean", "default": True})
+    return json.dumps(record)
 
 
 def _decoded(payload: Column, writer: str, reader: str) -> Column:

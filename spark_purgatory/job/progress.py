@@ -24,8 +24,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery, is_th
 from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
-STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
-"""Statuses of operations, as the counters name them."""
+STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")  # As the counters name them
 COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJECTED": "red"}
 FRAMES_PER_SECOND = 4
 STOPPING = "stopping within 10 s, then a drain"
@@ -41,7 +40,7 @@ class Totals:
     counted: Counter[str] = field(default_factory=Counter)  # All counters by name, with those of `REJECTION_COUNTERS`
 
     def add(self, counters: dict[str, Any]) -> None:
-        """Take in a micro-batch."""
+        """Add the counters of a micro-batch."""
         self.counted.update(counters.pop("rejections", None) or {})
         self.counted.update({name: count or 0 for name, count in counters.items()})
         decided = {status: count for status in STATUSES if (count := counters.get(status.lower()))}
@@ -51,7 +50,7 @@ class Totals:
 
 
 class ProgressDisplay:
-    """Follows a query and shows each of its batches once; on a terminal also what it is at, several times a second."""
+    """Follows a query and shows each of its batches once; on a terminal also its work, several times a second."""
 
     def __init__(
         self,
@@ -62,10 +61,7 @@ class ProgressDisplay:
         spark_log: Path | None = None,
     ) -> None:
         """``counters``: their name in ``observedMetrics``; ``spark_log``: the file with what Spark prints."""
-        self._counters = counters
-        self._name = name
-        self._spark_log = spark_log
-        self.console = console
+        self.console, self._counters, self._name, self._spark_log = console, counters, name, spark_log
         self.totals = Totals(pending=pending)
         self._last_batch = -1
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
@@ -75,9 +71,8 @@ class ProgressDisplay:
         self._last_rows_s: float | None = None
         self._sink = ""
         self._spinner = Spinner("dots")
-        self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(console=console, get_renderable=self.view, refresh_per_second=FRAMES_PER_SECOND)
+        live = Live(console=console, get_renderable=self.view, refresh_per_second=FRAMES_PER_SECOND)
+        self._live = live if console.is_terminal else None
 
     def __enter__(self) -> ProgressDisplay:
         if self._live:
@@ -104,7 +99,7 @@ class ProgressDisplay:
             self._look(query)
 
     def stopping(self) -> None:
-        """The query was asked to stop, which may take as long as a micro-batch and a drain."""
+        """Show that the query was asked to stop, which may take as long as a micro-batch and a drain."""
         self._stops = True
         self._do(STOPPING, waits=False)
         if not self._live:
@@ -122,10 +117,9 @@ class ProgressDisplay:
             doing += f": {now_s - self._changed_s:.0f} s"
         self._spinner.update(text=Text(doing))
         head = Table.grid(padding=(0, 3))
-        is_over = doing == "ended"
         running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
         wish = "ctrl-C cuts" if self._stops else "ctrl-C stops it"
-        at_work = [Text(doing)] if is_over else [self._spinner, wish]
+        at_work = [Text(doing)] if doing == "ended" else [self._spinner, wish]
         head.add_row(Text(printable(self._name), style="bold"), running, *at_work)
         parts: list[Any] = [head]
         if lines := list(self._lines):

@@ -22,12 +22,11 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 TRIES = 3
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
-BOUNDS_MS = (
+BOUNDS_MS = (  # Between the bars of pictures of ages and waits that range widely
     *(SECOND, 10 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
     *(DAY, 3 * DAY, 7 * DAY, 30 * DAY, 365 * DAY),
 )
-"""Between the bars of pictures of ages and waits that range widely."""
-STEPS_MS = tuple(
+STEPS_MS = tuple(  # Widths of the bars of a narrow range
     times * unit
     for unit, several in (
         (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
@@ -38,11 +37,9 @@ STEPS_MS = tuple(
     )
     for times in several
 )
-"""Widths of the bars of a narrow range."""
 BARS, FEW_BOUNDS = 10, 4
-NEWER = -1  # The bin of what is negative: operations that were created after the watermark
-REASONS_SHOWN = 10
-ROWS_SHOWN = 10
+NEWER = -1  # The bin of negative values: operations that were created after the watermark
+REASONS_SHOWN = ROWS_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,16 @@ class Report:
     summary: Summary  # The summary of the table and of what is staged for it
     in_table: int
     gauges: Gauges
-    by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Outcomes by status and by hour of ``resolved_at``, in hours since 1970."""
+    by_hour: dict[str, dict[int, int]] = field(default_factory=dict)  # By status, then by hour since 1970
+    # Outcomes by status, pending operations; then by bin: the number of the column's ``bounds_ms`` at or below, `NEWER`
     waits: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Outcomes by status and by bin of ``wait_ms``: the number of ``bounds_ms["wait_ms"]`` at or below it."""
     ages: dict[int, int] = field(default_factory=dict)
-    """Pending operations by bin of ``age_ms``; `NEWER`: those created after the watermark."""
-    remaining: dict[int, int] = field(default_factory=dict)  # Pending operations by bin of ``remaining_ms``
+    remaining: dict[int, int] = field(default_factory=dict)
     bounds_ms: dict[str, tuple[int, ...]] = field(default_factory=dict)
     criteria: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)  # REJECTED operations by reason, the most frequent first
     ends_next: tuple[EndsNext, ...] = ()  # The operations whose deadlines come first; empty if no rows were asked for
-    missed: dict[str, int] = field(default_factory=dict)
-    """Keys for which more than one operation waits, and how many do, the most first; empty as `ends_next` is."""
+    missed: dict[str, int] = field(default_factory=dict)  # Operations by key that several miss, the most first
     history: tuple[MicroBatch, ...] = ()
     moved_on: bool = False  # The query committed a micro-batch while the numbers were read: they may differ by its rows
 
@@ -91,16 +85,12 @@ def read_report(
     rows: bool = False,
     name: str | None = None,
 ) -> Report:
-    """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times.
-
-    ``rows``: with some of the operations that wait, which a page for others may not show.
-    """
+    """Read what the page shows, up to `TRIES` times if the query goes on meanwhile; ``rows``: also values of rows."""
     for left in range(TRIES - 1, -1, -1):
         try:
             report = _read(spark, checkpoint, sink, prefix, rows)
         except SPARK_FAULTS as error:
-            # A drain that ended meanwhile has removed staged files.
-            if "FILE_NOT_EXIST" not in str(error) or not left:
+            if "FILE_NOT_EXIST" not in str(error) or not left:  # A drain that ended meanwhile removes staged files
                 raise
         else:
             if not report.moved_on or not left:
@@ -175,7 +165,7 @@ def _rows_of_pending(
 
 
 def _bins(frame: DataFrame, names: list[str], prefix: str, bounds_ms: dict[str, tuple[int, ...]]) -> list[Column]:
-    """The bin of each column: how many of its bounds, which ``bounds_ms`` gets, are at or below; null where it is."""
+    """Return the bin of each column: the number of bounds at or below its value. ``bounds_ms`` gets the bounds."""
     columns = [F.col(prefix + name) for name in names]
     ends = frame.agg(*(end(column) for column in columns for end in (F.min, F.max))).first() or ()
     bins = []
@@ -187,9 +177,7 @@ def _bins(frame: DataFrame, names: list[str], prefix: str, bounds_ms: dict[str, 
 
 
 def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
-    """Bounds between the bars of a picture whose values have this range: those of `BOUNDS_MS` within it if there are
-    several, else equal steps.
-    """
+    """Bounds between the bars of values in this range: those of `BOUNDS_MS` within it if several, else equal steps."""
     inside = tuple(bound for bound in BOUNDS_MS if least_ms < bound <= most_ms)
     if len(inside) >= FEW_BOUNDS:
         return inside
@@ -198,7 +186,7 @@ def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
 
 
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
-    """The micro-batches that Spark has begun, from the files that it keeps of each: the last hundred."""
+    """The last hundred micro-batches, from Spark's log of offsets."""
     reader = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets"), wholetext=True)
     rows = reader.select("value", "_metadata.file_name").collect()
     found = (MicroBatch.read(int(name), text) for text, name in rows if name.isdigit())

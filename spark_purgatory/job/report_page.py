@@ -22,14 +22,13 @@ from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, Report
 from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
 from spark_purgatory.job.summary import NOTHING_LOST, sums_of, verdict
 from spark_purgatory.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
 
-HOURS_SHOWN = 72  # Bars of the picture of outcomes over time, at most
-FEW_BARS = 24  # So many have room for a number on each
-FEW_FILES = 8  # A sentence says more of so few than a picture
+HOURS_SHOWN = 72  # Most bars of the picture of outcomes over time
+FEW_BARS = 24  # Most bars that have room for a number on each
+FEW_FILES = 8  # Most files for which a sentence is clearer than a picture
 STILL = 3  # Micro-batches with one watermark, after which it is said to stand
-COLOURS = {
+COLOURS = {  # In the order in which statuses are stacked and listed; the dashboard has the same
     "COMPLETED": "#2e7d32",
     "EXPIRED": "#ef6c00",
     "FAILED": "#c62828",
@@ -38,7 +37,6 @@ COLOURS = {
     "REJECTED": "#8d6e63",
     "ORPHAN": "#9e9d24",
 }
-"""One colour a status, in the order in which they are stacked and listed; the dashboard has the same."""
 WAITING = "#1565c0"
 WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")  # Statuses of operations that have waited
 HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
@@ -112,18 +110,12 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
     found, newer = report.gauges, report.ages.get(NEWER, 0)
     if not found["pending"]:
         return True, "Nothing waits", "Every operation that was received has its outcome."
-    text = (
-        f"The oldest was created at {instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark. "
-        f"The next outcome is due {_due(found)}."
-    )
-    return True, f"{found['pending']:,} wait", text
-
-
-def _due(found: Gauges) -> str:
     at, now = found["next_due_ms"], found["watermark_ms"]
-    if not at or not now:
-        return f"when the watermark is at {instant(at)}"
-    return "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {instant(at)}"
+    due = f"when the watermark is at {instant(at)}"
+    if at and now:
+        due = "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {instant(at)}"
+    text = f"The oldest was created at {instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark."
+    return True, f"{found['pending']:,} wait", f"{text} The next outcome is due {due}."
 
 
 def _card(is_good: bool, title: str, text: str) -> str:
@@ -146,12 +138,9 @@ def _tiles(report: Report) -> str:
 
 
 def _next_to_expire(report: Report) -> str:
-    if not report.remaining:
-        return ""
-    within = range(min(report.remaining), max(report.remaining) + 1)
+    within = range(min(report.remaining, default=0), max(report.remaining, default=-1) + 1)
     counts = accumulate(report.remaining.get(at, 0) for at in within)
-    bounds_ms = report.bounds_ms["remaining_ms"]
-    moved = ["nothing: they are due" if at == NEWER else _bound(at, bounds_ms) for at in within]
+    moved = ["nothing: they are due" if at == NEWER else _bound(at, report.bounds_ms["remaining_ms"]) for at in within]
     rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
     return _table(("if the watermark moves by", "have expired, unless events come"), rows)
 
@@ -186,8 +175,8 @@ def _facts(report: Report) -> str:
     found = report.gauges
     largest = f"{readable_bytes(found['largest_shard_state_bytes'])}, {found['largest_shard_pending']:,} waiting"
     state = f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"
-    watched = f"{found['watched']:,}"
-    return _table((), [("State", state), ("Largest shard", largest), ("Entries in lists of watchers", watched)])
+    rows = [("State", state), ("Largest shard", largest), ("Entries in lists of watchers", f"{found['watched']:,}")]
+    return _table((), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -225,7 +214,7 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
 
 
 def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
-    """When micro-batches began, and the watermark that they had; of old data, years behind the clock, that alone."""
+    """Draw the watermark of micro-batches, and the clock if it is less than a day ahead."""
     lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
     if history[-1].began_ms - history[-1].watermark_ms < DAY:
         lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")
@@ -267,7 +256,7 @@ def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> st
 def _stacked(
     axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], what: str, every: int = 1
 ) -> None:
-    """A bar for each bin, with the statuses from below in the order of `COLOURS`, which is the legend's too."""
+    """Draw a bar for each bin, with the statuses from below in the order of ``data``, which is the legend's too."""
     below = [0] * len(bins)
     for status, counts in data.items():
         heights = [counts.get(at, 0) for at in bins]

@@ -17,12 +17,11 @@ from spark_purgatory.terminal import printable
 
 ANY_WIDTH = 1 << 20
 _DIGITS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-MICROSECONDS = {"timestampFormat": f"{_DIGITS}XXX", "timestampNTZFormat": _DIGITS}
-"""Options of ``to_json``, which writes milliseconds by default."""
+MICROSECONDS = {"timestampFormat": f"{_DIGITS}XXX", "timestampNTZFormat": _DIGITS}  # Options of ``to_json``
 
 
 class Kind(Enum):
-    """How a column's values are written where not as they are: milliseconds in words too, JSON's timestamps in UTC."""
+    """Kinds of columns that are written in their own way: milliseconds also in words, JSON's timestamps in UTC."""
 
     DURATION, TIME = "duration", "time"
 
@@ -30,7 +29,7 @@ class Kind(Enum):
 def rows_text(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Mapping[str, Kind], console: Console
 ) -> RenderableType:
-    """A line for each row if the console has room for whole values, else a block for each, with a line a column."""
+    """Return a table if the console has room for whole values, else a block for each row with a line a column."""
     texts = [[text_of(row.get(name), kinds.get(name)) for name in names] for row in rows]
     if fits(table := lines(dict.fromkeys(names, False), texts), console):
         return table
@@ -38,7 +37,7 @@ def rows_text(
 
 
 def lines(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
-    """A table with a line for each row; ``columns``: whether each is to the right."""
+    """A table with a line for each row; ``columns``: True for each that is aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, is_right in columns.items():
         table.add_column(name, no_wrap=True, justify="right" if is_right else "left")
@@ -62,7 +61,7 @@ def _block(number: int, names: Sequence[str], cells: Sequence[str]) -> Group:
 
 
 def text_of(value: Any, kind: Kind | None = None) -> str:
-    """A value of JSON as text; one that is a text itself, such as a number's digits, stays as it is."""
+    """Return a JSON value as text; one that is text already, such as a number's digits, stays as it is."""
     if isinstance(value, list):
         return ", ".join(map(text_of, value))
     if isinstance(value, dict):

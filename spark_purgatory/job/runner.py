@@ -21,7 +21,7 @@ from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
-from spark_purgatory.job.progress import ProgressDisplay, Totals
+from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
@@ -33,7 +33,6 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.terminal import at_work, say, terminal
 
-Query = AccumulatorQuery | StreamingQuery
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 NO_TOPIC = "UnknownTopicOrPartitionException"
@@ -48,21 +47,18 @@ NO_BROKER = (
 def run(
     spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest, spark_log: Path | None = None
 ) -> Summary | None:
-    """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
+    """Run the query until it ends or is asked to stop; return its summary, if the file wants one."""
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
         before = state_tally(spark, config.checkpoint)
         is_old = before is None and sink is not None and not sink.options.shares_table and sink.table_exists(spark)
     if is_old:
-        say(
-            console,
-            f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
-            "from their beginning, and all their outcomes are added to the table.",
-        )
+        note = f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table"
+        say(console, f"{note}: the sources are read from their beginning, and the table gets all their outcomes.")
     pending = before.pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
-    reporters = list(reporters_of(wanted))  # a port that is taken is said before a query starts
+    reporters = list(reporters_of(wanted))  # An error about a port comes before a query starts
     dead = dead_letters.start(spark, config)
     name = config.options().name
     try:
@@ -82,7 +78,7 @@ def run(
     if stop.signal is not None:
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
-        say(console, f"Stopped by {by} {when}; a rerun goes on from {config.checkpoint}.")
+        say(console, f"Stopped by {by} {when}; a rerun continues from {config.checkpoint}.")
     summary = _summarise(spark, config, sink, console, progress.totals) if config.summary else None
     for text in warnings_of(progress.totals):
         say(console, f"Warning: {text}.", style="yellow")
@@ -107,8 +103,8 @@ def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
 
 
 def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay, stop: StopRequest) -> None:
-    """Wait until the query and that of dead letters have ended; where one has failed, the other is stopped."""
-    both: tuple[Query, ...] = (query,) if dead is None else (query, dead)
+    """Wait until the query and the one of dead letters have ended; if one has failed, stop the other."""
+    both: tuple[Query, ...] = (query, dead) if dead else (query,)
 
     def runs() -> bool:
         failed = any(not each.isActive and each.exception() is not None for each in both)
@@ -120,9 +116,9 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay
         if stop.event.is_set():
             progress.stopping()
         if not (stop.event.is_set() or query.isActive):
-            query.awaitTermination()  # raises what the query died of
+            query.awaitTermination()  # Raises the query's error
         elif isinstance(query, AccumulatorQuery):
-            query.stop(drain=True)  # what lingers goes out, so that a stopped job leaves nothing behind
+            query.stop(drain=True)  # The rows that linger go out: a stopped job leaves nothing behind
         else:
             query.stop()
         if dead is not None and not dead.isActive:
@@ -156,8 +152,7 @@ def kafka_fault(said: str, config: JobConfig) -> str | None:
     read = {name: source for name, source in sources.items() if isinstance(source, KafkaSource)}
     if NO_TOPIC in said:
         topics = [f"{name}.source.topic ({', '.join(source.topic)})" for name, source in read.items() if source.topic]
-        if config.output.topic:
-            topics.append(f"output.topic ({config.output.topic})")
+        topics += [f"output.topic ({config.output.topic})"] * bool(config.output.topic)
         return (
             f"the brokers have no topic of one of these names: {' or '.join(topics)}. Make the topic, or correct the "
             "name, and start the job again; the checkpoint may stay"
@@ -166,8 +161,7 @@ def kafka_fault(said: str, config: JobConfig) -> str | None:
         options = [f"{name}.source.options" for name in read] + ["output.options"] * bool(config.output.topic)
         return (
             f"no Kafka broker answers at {BROKERS} of {' or '.join(options)}: is the address right, is it a broker's "
-            "and not a controller's, and do the options on security fit it? Nothing was lost: start the job again when "
-            "it answers"
+            "(no controller's), and do the security options fit? Nothing was lost: start the job again when it answers"
         )
     return None
 
@@ -184,10 +178,7 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> 
 
 
 def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
-    """Run the job that a YAML file describes until it ends or is stopped; the exit code, as the command's help has it.
-
-    ``changes``: ``field=value`` each, over the file's own values.
-    """
+    """Run the job of a YAML file with ``changes`` (``field=value`` each) until it ends; return the exit code."""
     console, errors = terminal(), terminal(stderr=True)
     stop = StopRequest()
     spark_log = spark_log or log_file()
@@ -204,7 +195,7 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
                 run(spark, config, console, stop, spark_log)
             spark.stop()
         except (Py4JError, ConnectionError) as error:
-            # The signal may reach the JVM as well, and it may be gone before we have stopped the query.
+            # The signal may reach the JVM as well, and end it before we have stopped the query.
             if stop.signal is None or isinstance(error, Py4JJavaError):
                 raise
         return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 from rich.console import Console, RenderableType
@@ -26,7 +26,7 @@ from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 
 NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
-IN_PROGRESS = ("reached", "needed")  # What ``progress`` says in words; shown where they are asked for
+IN_PROGRESS = ("reached", "needed")  # Their text is in ``progress``; shown where they are asked for
 ADVICE = "An operation ends when the watermark (not the clock) reaches its deadline."
 
 
@@ -51,8 +51,8 @@ class FoundPending:
     """The rows that were found."""
 
     columns: Sequence[str]
-    times: Sequence[str]
-    texts: Sequence[str]  # The rows as Spark writes them in JSON
+    times: Sequence[str]  # Columns of timestamps
+    texts: Sequence[str]  # The rows in Spark's JSON
     count: int
     watermark_ms: int | None
     next_ms: int | None  # The time from the watermark until the first deadline
@@ -64,7 +64,7 @@ class FoundPending:
 
 
 def show_pending(request: PendingRequest, console: Console) -> int:
-    """Print what waits; the exit code."""
+    """Print what waits; return the exit code."""
 
     def show() -> None:
         spark = started(request.settings, console)
@@ -81,10 +81,14 @@ def show_pending(request: PendingRequest, console: Console) -> int:
 
 def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     waiting = pending(spark, checkpoint=request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
-    chosen = _where(waiting, request.where)
-    order_by = request.order_by
-    if order_by == "remaining_ms":
-        order_by = f"{request.prefix}remaining_ms"
+    try:
+        chosen = waiting.where(request.where)
+    except AnalysisException as error:
+        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            raise
+        said = f"--where {request.where!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
+        raise ConfigError(said) from error
+    order_by = f"{request.prefix}remaining_ms" if request.order_by == "remaining_ms" else request.order_by
     in_order = order_by.replace("{", "{{").replace("}", "}}")
     shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
     if request.columns is not None:
@@ -93,25 +97,9 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
     facts = (F.count(F.lit(1)), F.max(seen_ms), F.min(f"{request.prefix}remaining_ms"))
     count, watermark_ms, next_ms = chosen.agg(*facts).first() or (0, None, None)
-    return FoundPending(
-        columns=shown.columns,
-        times=[field.name for field in shown.schema if isinstance(field.dataType, TimestampType)],
-        texts=[text for (text,) in shown.limit(request.limit).select(as_json).collect()],
-        count=count,
-        watermark_ms=watermark_ms,
-        next_ms=next_ms,
-    )
-
-
-def _where(waiting: DataFrame, condition: str) -> DataFrame:
-    try:
-        return waiting.where(condition)
-    except AnalysisException as error:
-        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            raise
-        raise ConfigError(
-            f"--where {condition!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
-        ) from error
+    times = [field.name for field in shown.schema if isinstance(field.dataType, TimestampType)]
+    texts = [text for (text,) in shown.limit(request.limit).select(as_json).collect()]
+    return FoundPending(shown.columns, times, texts, count, watermark_ms=watermark_ms, next_ms=next_ms)
 
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
@@ -119,8 +107,8 @@ def _print(found: FoundPending, request: PendingRequest, console: Console) -> No
     say(console, _total(found))
     if not rows:
         if request.where != "true":
-            text = f"Nothing waits where {request.where}: its outcome is in the table, or its row has not been read yet"
-            say(console, text)
+            why = "its outcome is in the table, or its row has not been read yet"
+            say(console, f"Nothing waits where {request.where}: {why}")
         return
     empty = [name for name in found.columns if not request.columns and all(row.get(name) is None for row in rows)]
     shown: RenderableType | None = None if request.columns or request.wide else _short(found, request.prefix, console)
@@ -148,9 +136,7 @@ def _total(found: FoundPending) -> str:
 
 
 def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
-    """A table of what people look for first, with as many of the operations' own columns as there is room for and that
-    add something; None where the console has no room for whole values.
-    """
+    """A table of the main columns and of as many of the operations' own as fit and add something; None if too wide."""
     rows = found.rows
     ours = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
     own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in ours}

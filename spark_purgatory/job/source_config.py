@@ -12,21 +12,18 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from spark_purgatory.config.declared import near
 from spark_purgatory.job.config_types import Model, Scalar, Text, Texts
 
+# ``select`` and ``where`` can name them next to the fields of a record's value; ``*`` leaves them out
 KAFKA_COLUMNS = ("kafka_key", "kafka_headers", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
-"""What ``select`` and ``where`` can name beside the fields of a record's value; ``*`` leaves them out."""
-READ_OPTIONS = tuple(
+READ_OPTIONS = tuple(  # Spark's own options of a Kafka stream; it ignores names that it does not know
     "startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy "
     "failOnDataLoss maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay minPartitions "
     "maxRecordsPerPartition kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs "
     "groupIdPrefix".split()
 )
-"""Spark's own options of a Kafka stream; it ignores a name that it does not know."""
-OURS = {"subscribe": "topic", "subscribepattern": "topic_pattern", "assign": "topic"}
-"""Options of Spark for which the file has a field."""
+OURS = {"subscribe": "topic", "subscribepattern": "topic_pattern", "assign": "topic"}  # Their fields in the file
 WHOLE_NUMBERS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition")
 BROKERS = "kafka.bootstrap.servers"
-BROKER = re.compile(r"(?:[\w+.-]+://)?\[?[\w.%:-]+\]?:(\d+)", re.ASCII)
-"""As Kafka reads an address."""
+BROKER = re.compile(r"(?:[\w+.-]+://)?\[?[\w.%:-]+\]?:(\d+)", re.ASCII)  # As Kafka reads an address
 
 
 class FolderSource(Model):
@@ -52,10 +49,8 @@ class Registry(Model):
     """A schema registry with the interface of Confluent's."""
 
     url: Text
-    subject: Text | None = None
-    """None: the topic's name and ``-value``."""
-    user_info: SecretStr | None = None
-    """``user:password``."""
+    subject: Text | None = None  # None: the topic's name and ``-value``
+    user_info: SecretStr | None = None  # ``user:password``
 
     @field_validator("url")
     @classmethod
@@ -71,15 +66,12 @@ class Registry(Model):
 
 
 class AvroValues(Model):
-    """Avro in the values of records: whose schema it has."""
+    """Avro in the values of records, and the source of its schema."""
 
-    schema_file: Text | None = None
-    """The columns of the input: a record's schema in JSON. With a registry and without a file: its latest version."""
+    schema_file: Text | None = None  # A record's schema in JSON: the input's columns. None: the registry's latest
     registry: Registry | None = None
-    confluent_header: bool = False
-    """Each value begins with the five bytes that say which schema of a registry it has. With ``registry`` it does."""
-    unknown_id: Literal["stop", "reject"] = "stop"
-    """A value whose schema the registry's subject did not have when the job started."""
+    confluent_header: bool = False  # Five bytes before a value name a registry's schema; always so with ``registry``
+    unknown_id: Literal["stop", "reject"] = "stop"  # For a schema that the subject did not have when the job started
 
     @model_validator(mode="after")
     def _has_a_schema(self) -> AvroValues:
@@ -143,20 +135,18 @@ def check_brokers(options: dict[str, str]) -> None:
 
 
 def _check_option(name: str, value: str) -> None:
-    """Raise ValueError for an option that Spark would not know, or whose value it would refuse when the job runs."""
+    """Raise ValueError for an option that Spark does not have or a value that it would refuse when the job runs."""
     if name.lower() in OURS:
-        raise ValueError(f"{name} is no option here: write {OURS[name.lower()]} beside options")
+        raise ValueError(f"{name} is not an option here: write {OURS[name.lower()]} next to options")
     if name.lower() == "includeheaders":
-        raise ValueError("includeHeaders is no option here: name kafka_headers in select, and they are read")
+        raise ValueError("includeHeaders is not an option here: name kafka_headers in select, and they are read")
     known = {option.lower(): option for option in READ_OPTIONS}
     if name.lower() not in known:
-        raise ValueError(
-            f"{name} is no option of a Kafka stream{near(name, READ_OPTIONS) or '.'} Allowed: kafka.* (the consumer's "
-            f"own) and {', '.join(READ_OPTIONS)}"
-        )
+        allowed = f"Allowed: kafka.* (the consumer's own) and {', '.join(READ_OPTIONS)}"
+        raise ValueError(f"{name} is not an option of a Kafka stream{near(name, READ_OPTIONS) or '.'} {allowed}")
     option = known[name.lower()]
     if option in WHOLE_NUMBERS and not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise ValueError(f"{option} must be a whole number from 1 on")
+        raise ValueError(f"{option} must be a whole number of at least 1")
     if option == "failOnDataLoss" and value.lower() not in ("true", "false"):
         raise ValueError("failOnDataLoss must be true or false")
     if option == "startingOffsets" and value.lower() not in ("earliest", "latest") and not _is_object(value):

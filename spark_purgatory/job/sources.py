@@ -24,7 +24,7 @@ def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 
 def purgatory_of(config: JobConfig) -> Purgatory:
-    """The library's own configuration, field by field."""
+    """The purgatory that the file configures."""
     return Purgatory(**vars(config.options()))
 
 
@@ -32,7 +32,7 @@ def read_input(spark: SparkSession, given: InputSection, name: str) -> DataFrame
     """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
     with blamed_on(f"{name}.source"):
         rows = _read(spark, given, name)
-    # What Kafka says of a record is there by name, as ``_metadata`` of a file is.
+    # Kafka's own columns of a record are read by name only, as ``_metadata`` of a file is.
     whole = fields_of(rows) if isinstance(given.source, KafkaSource) else ["*"]
     if given.where is not None:
         with blamed_on(f"{name}.where"):
@@ -54,7 +54,7 @@ def _read(spark: SparkSession, given: InputSection, name: str) -> DataFrame:
 
 @contextmanager
 def blamed_on(field: str) -> Iterator[None]:
-    """Turn what Spark says of an expression, a schema or a path into an error on the field it came from."""
+    """Turn Spark's error about an expression, a schema or a path into an error on its field."""
     try:
         yield
     except (AnalysisException, ParseException) as error:

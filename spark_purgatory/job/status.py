@@ -1,4 +1,4 @@
-"""``spark-purgatory status``: how a query is, from its checkpoint's own files, read here and without Spark's JVM."""
+"""``spark-purgatory status``: a query's progress, from its checkpoint's own files, without Spark's JVM."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM
 from spark_purgatory.terminal import say, terminal
 
-LATE, LATE_MS = 3, 60_000
-"""A query is late that began no micro-batch for so many times its usual interval, and for a minute."""
+LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
 _BATCH = re.compile(r"/batch=(\d+)-")
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """When a micro-batch began, and the watermark that it had; 0: none yet."""
+    """The start of a micro-batch, and its watermark; 0: none yet."""
 
     batch_id: int
     began_ms: int
@@ -42,12 +41,12 @@ class MicroBatch:
 
 
 def instant(ms: int | None) -> str:
-    """A time of the watermark or of the clock."""
+    """Return a time of the watermark or of the clock as text."""
     return "-" if ms is None else f"{written(ms // 1000, '%Y-%m-%d %H:%M:%S')} UTC"
 
 
 def written(seconds: int, how: str) -> str:
-    """A time since 1970 as text; Python's datetimes end with the year 9999."""
+    """Return a time since 1970 as text; Python's datetimes end with the year 9999."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime(how)
     except (ValueError, OverflowError):
@@ -55,7 +54,7 @@ def written(seconds: int, how: str) -> str:
 
 
 def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: int) -> tuple[bool, str, str]:
-    """Report whether the query runs, by its last micro-batch and the pace of those before it."""
+    """Report whether the query is running, by its last micro-batch and the pace of the earlier ones."""
     if not history:
         return False, "No micro-batch has begun", "The query has not run yet."
     last = history[-1]
@@ -71,7 +70,7 @@ def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: i
 
 
 def show_status(checkpoint: str, console: Console) -> int:
-    """Print it; the exit code."""
+    """Print the status of a query; return the exit code."""
     folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
     try:
         for line in _lines(checkpoint, folder):

@@ -21,10 +21,8 @@ from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
 BEFORE_SPARK = 1000  # The priority; Spark's own are below 60
-PATIENCE_SECONDS = 3600  # How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL
-
+PATIENCE_SECONDS = 3600  # The JVM waits for us so long: a drain may be large. SIGKILL ends it at once
 SHOW_CURSOR = "\x1b[?25h"
-
 LOG = logging.getLogger(__name__)
 
 
@@ -37,30 +35,29 @@ class StopRequest:
         self._stopped = threading.Event()
 
     def listen(self) -> None:
-        """Take SIGTERM and ctrl-C from here on; PySpark's own handler of the latter cancels jobs, raises."""
+        """Handle SIGTERM and ctrl-C. PySpark's own handler of ctrl-C cancels jobs and raises."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
-            # At once: a thread that waits for the JVM would wait. The live view has hidden the cursor.
+            # At once, since a thread may wait for the JVM. The live view has hidden the cursor.
             shows = SHOW_CURSOR if sys.stdout.isatty() else ""
-            os.write(
-                1, f"{shows}\nCut by a second ctrl-C. Nothing is lost: a rerun goes on from the checkpoint.\n".encode()
-            )
+            said = "Cut by a second ctrl-C. Nothing is lost: a rerun continues from the checkpoint."
+            os.write(1, f"{shows}\n{said}\n".encode())
             os._exit(128 + number)
         self.signal = number
         self.event.set()
 
     @contextmanager
     def heard_by_the_jvm(self) -> Iterator[None]:
-        """A JVM that is told to end within it waits until it is left."""
+        """Make a JVM that is told to end within this context wait until its end."""
         gateway = SparkContext._gateway
         assert gateway is not None, "bug: the job has a session with a JVM"
         ensure_callback_server_started(gateway)
         jvm = gateway.jvm
         hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-        # A thread that is never started: an object of the JVM's own around ours, by which it can be removed again.
+        # A thread that is never started: the JVM's own object around ours, which makes the hook removable.
         hook = jvm.java.lang.Thread(self)
         hooks.addShutdownHook(hook, BEFORE_SPARK, PATIENCE_SECONDS, jvm.java.util.concurrent.TimeUnit.SECONDS)
         try:
@@ -70,19 +67,15 @@ class StopRequest:
             try:
                 hooks.removeShutdownHook(hook)
             except (Py4JError, OSError):
-                LOG.debug("the JVM is gone, or on its way", exc_info=True)
+                LOG.debug("the JVM has ended or is ending", exc_info=True)
 
     def run(self) -> None:
-        """Ask for the stop, as SIGTERM does, and wait until the job is done with it.
-
-        The JVM calls it before it ends, through py4j's callback server, in a thread of this process.
-        """
-        if self.signal is None:
-            self.signal = signal.SIGTERM
+        """Ask for the stop, as SIGTERM does, and wait for it. The ending JVM calls it by py4j's callback server."""
+        self.signal = self.signal or signal.SIGTERM
         self.event.set()
         self._stopped.wait(PATIENCE_SECONDS)
 
     class Java:
-        """What py4j asks for."""
+        """The interface that py4j needs."""
 
         implements = ("java.lang.Runnable",)

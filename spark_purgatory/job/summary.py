@@ -28,7 +28,7 @@ WRONG_SUM = "DOES NOT ADD UP, please report it with this line"
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of a run, in numbers; waits in milliseconds, one for each of `WAIT_PERCENTILES`."""
+    """The counts at the end of a run; waits in milliseconds, one for each of `WAIT_PERCENTILES`."""
 
     by_status: dict[str, int]
     waits_ms: dict[str, list[int]]
@@ -48,22 +48,18 @@ class Summary:
 
 
 def file_sizes(table: DataFrame) -> list[int]:
-    """Bytes of each of the table's files, ascending."""
+    """Return the bytes of each of the table's files, ascending."""
     files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
     return sorted(row["file_size"] for row in files)
 
 
 def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
-    """Count the table; ``prefix`` is the one of the outcome's columns."""
+    """Count the table's outcomes; ``prefix`` is the prefix of their columns."""
     waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
     rows = sorted(counts.collect(), key=lambda row: -row["n"])
-    return Summary(
-        by_status={row["status"]: row["n"] for row in rows},
-        waits_ms={row["status"]: list(row["w"]) for row in rows if row["w"] is not None},
-        file_bytes=file_bytes,
-        tally=tally,
-    )
+    waits_ms = {row["status"]: list(row["w"]) for row in rows if row["w"] is not None}
+    return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally)
 
 
 def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:
@@ -78,7 +74,7 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
         table.add_row(status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waits)
     console.print(table)
     if orphans := summary.by_status.get("ORPHAN"):
-        say(console, f"Beside them {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
+        say(console, f"Also {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
     say(console, _files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
@@ -86,13 +82,13 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
 
 
 def topic_line(tally: JobTally, totals: Totals) -> str:
-    """Return the sums of a job that writes to a topic, from its checkpoint."""
+    """Return the sums of a job that writes to a topic."""
     said = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
     return f"{_sober(said, totals)}: {sums_of(tally)}"
 
 
 def sums_of(tally: JobTally, where: str = "") -> str:
-    """Return the operations received, decided and waiting; ``where`` are those with an outcome."""
+    """Return the operations received, decided and waiting; ``where`` is the place of the outcomes."""
     return f"{tally.received:,} received = {tally.decided:,} with an outcome{where} + {tally.pending:,} waiting"
 
 
@@ -103,12 +99,12 @@ def _sober(said: str, totals: Totals) -> str:
 
 
 def warnings_of(totals: Totals) -> Iterator[str]:
-    """The last lines of a run whose rows came late or were rejected."""
+    """Yield the last lines of a run whose rows came late or were rejected."""
     counted = totals.counted
     if late := counted["events_late"] + counted["operations_late"]:
         rows = counted["events_received"] + counted["received"]
         yield (
-            f"In this run {late:,} of {rows:,} rows came behind the watermark (operations: "
+            f"In this run {late:,} of {rows:,} rows arrived behind the watermark (operations: "
             f"{counted['operations_late']:,}, completions: {counted['events_late']:,}) and may be decided wrongly. "
             "Give the late input a longer watermark"
         )
@@ -121,7 +117,7 @@ def warnings_of(totals: Totals) -> Iterator[str]:
 
 
 def verdict(summary: Summary) -> str:
-    """A line that says that nothing was lost, or what does not add up."""
+    """Return a line about whether the numbers add up."""
     if summary.conserved:
         return NOTHING_LOST
     more = summary.outcomes - summary.tally.decided

@@ -16,7 +16,7 @@ TALLY_DDL = "received bigint, decided bigint, pending bigint"
 
 
 class JobTally(NamedTuple):
-    """Counts of a checkpoint's operations, over all its runs."""
+    """Counts of a checkpoint's operations over all its runs."""
 
     received: int = 0
     decided: int = 0

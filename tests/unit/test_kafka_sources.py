@@ -83,14 +83,14 @@ def options(**more: Any) -> dict[str, Any]:
         ),
         (
             options(startingOffset="earliest"),
-            "startingOffset is no option of a Kafka stream, did you mean 'startingOff",
+            "startingOffset is not an option of a Kafka stream, did you mean 'startingOff",
         ),
         (options(maxOffsetPerTrigger=1), "did you mean 'maxOffsetsPerTrigger'?"),
-        (options(endingOffsets="latest"), "endingOffsets is no option of a Kafka stream"),
-        (options(subscribe="t"), "subscribe is no option here: write topic beside options"),
-        (options(includeHeaders=True), "includeHeaders is no option here: name kafka_headers in select"),
-        (options(maxOffsetsPerTrigger="many"), "maxOffsetsPerTrigger must be a whole number from 1 on"),
-        (options(maxoffsetspertrigger=0), "maxOffsetsPerTrigger must be a whole number from 1 on"),
+        (options(endingOffsets="latest"), "endingOffsets is not an option of a Kafka stream"),
+        (options(subscribe="t"), "subscribe is not an option here: write topic next to options"),
+        (options(includeHeaders=True), "includeHeaders is not an option here: name kafka_headers in select"),
+        (options(maxOffsetsPerTrigger="many"), "maxOffsetsPerTrigger must be a whole number of at least 1"),
+        (options(maxoffsetspertrigger=0), "maxOffsetsPerTrigger must be a whole number of at least 1"),
         (options(failOnDataLoss="no"), "failOnDataLoss must be true or false"),
         (options(startingOffsets="first"), "startingOffsets must be earliest, latest, or JSON"),
         (options(startingOffsets="[1]"), "startingOffsets must be earliest, latest, or JSON"),
@@ -294,7 +294,7 @@ def test_a_redirect_to_another_server_is_not_followed(
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with pytest.raises(JobConfigError, match=r"sends to another server \(HTTP 302\)"):
+        with pytest.raises(JobConfigError, match=r"redirects to another server \(HTTP 302\)"):
             schemas_of(read(tmp_path, f"http://127.0.0.1:{server.server_port}", user_info="me:hunter2"), "operations")
     finally:
         server.shutdown()

@@ -147,7 +147,7 @@ def test_rows_of_orphans_are_no_operations_and_shares_add_up(console: Console) -
     with console.capture() as shown:
         print_summary(console, Summary(statuses, {}, [1], JobTally(1000, 1000, 0)), "table t", Totals())
     assert sum(map(float, re.findall(r"([\d.]+)%", shown.get()))) == 100.0
-    assert "Beside them 204 ORPHAN rows: events that counted for no operation" in shown.get()
+    assert "Also 204 ORPHAN rows: events that counted for no operation" in shown.get()
 
 
 def totals_of(**counters: Any) -> Totals:
@@ -184,7 +184,7 @@ def test_a_run_whose_events_are_nearly_all_rejected_does_not_end_like_a_success(
 def test_rows_that_came_late_are_in_the_last_lines_of_a_run() -> None:
     (late,) = warnings_of(totals_of(received=10, events_received=20, events_late=3, operations_late=None))
     assert late == (
-        "In this run 6 of 60 rows came behind the watermark (operations: 0, completions: 6) and may be decided "
+        "In this run 6 of 60 rows arrived behind the watermark (operations: 0, completions: 6) and may be decided "
         "wrongly. Give the late input a longer watermark"
     )
     assert list(warnings_of(totals_of(received=10, events_received=20))) == []

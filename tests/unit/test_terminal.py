@@ -147,4 +147,4 @@ def test_a_second_ctrl_c_cuts() -> None:
     )
     cut = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (cut.returncode, cut.stderr) == (130, "") and "went on" not in cut.stdout
-    assert "Cut by a second ctrl-C. Nothing is lost: a rerun goes on from the checkpoint." in cut.stdout
+    assert "Cut by a second ctrl-C. Nothing is lost: a rerun continues from the checkpoint." in cut.stdout
