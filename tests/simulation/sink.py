@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
+from spark_purgatory.core.state import shard_head
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.sink import staged_view
@@ -213,6 +214,7 @@ def edges() -> Iterator[None]:
     place = SimpleNamespace(path="/table", table=None)
     nowhere = lambda *given: nullcontext()  # noqa: E731
     answers: list[tuple[Any, str, Any]] = [
+        (shard_head, "LOG_ENTRIES", (2, 4)),
         (failpoints, "hook", lambda name: NOW[-1].reach(name)),
         (policy_adapter, "time", clock),
         (log_host, "secrets", tokens),

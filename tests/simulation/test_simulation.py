@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.life import Left, live, lost_or_doubled
 from tests.simulation.planted import PLANTED, hunt
 from tests.simulation.play import Played, play, quiet, why_wrong
 from tests.simulation.shrink import shrunk
@@ -110,3 +111,29 @@ def test_a_failing_history_is_shrunk_to_the_steps_that_matter() -> None:
     left = shrunk(steps, fails)
     assert [step.seed for step in left] == [3, 7]
     assert [step.given["commits"] for step in left] == [(), ("absent",)]
+
+
+def grows(drains: int, restarts: int, host: str) -> dict[str, tuple[int, int]]:
+    """What there is more of in the second half of a life than in its first tenth and a constant: figures of both."""
+    left, simulation = live(drains, restarts, host)
+    assert simulation.seen["restart"] >= restarts / 2
+    assert simulation.table.version >= drains * 0.8, "a drain a micro-batch"
+    assert lost_or_doubled(simulation) == 0
+    first, second = left[: max(60, len(left) // 10)], left[len(left) // 2 :]
+    most = {
+        name: (max(getattr(each, name) for each in first), max(getattr(each, name) for each in second))
+        for name in Left._fields
+    }
+    print(f"{host}: {drains:,} drains, {simulation.seen['restart']:,} restarts: {most}")
+    return {name: both for name, both in most.items() if both[1] > both[0] + 4}
+
+
+@pytest.mark.parametrize("host", ["blob", "log"])
+def test_files_entries_and_memory_do_not_grow_in_a_life_of_hundreds_of_drains(host: str) -> None:
+    assert grows(120, 20, host) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["blob", "log"])
+def test_files_entries_and_memory_do_not_grow_in_a_life_of_ten_thousand_drains(host: str) -> None:
+    assert grows(10_000, 1_000, host) == {}

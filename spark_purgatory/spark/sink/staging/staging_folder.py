@@ -96,10 +96,7 @@ class StagingFolder:
                 write_line(spark, f"{self.uri}/{place}", line, "overwrite" if is_note else "error")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogEntry]:
-        """Every entry of the log. StagingError if one is damaged.
-
-        With ``others_write`` an entry that is removed meanwhile is left out.
-        """
+        """Every entry of the log, with ``others_write`` but those removed meanwhile. StagingError if one is damaged."""
         lines = self._spark_lines(spark, others_write) if self.local is None else self._local_lines()
         return [_parse(path, line, self.uri) for path, line in lines]
 
@@ -142,10 +139,7 @@ class StagingFolder:
     # --- removal -------------------------------------------------------------------------------------------------
 
     def remove(self, spark: SparkSession, path: str) -> None:
-        """Remove everything at a path below the staging folder; the folder itself where that can be done.
-
-        StagingError where the storage fails.
-        """
+        """Remove everything at a path below the staging folder. StagingError where the storage fails."""
         with writing(f"the removal of {path}", self.uri):
             if self.local is not None:
                 if (self.local / path).is_file():

@@ -1,0 +1,117 @@
+"""A long life of one query: thousands of drains and restarts, and what is left of them in files, entries and memory."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, overload
+
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.testing.splits import Batch
+from tests.simulation.driver import Settings
+from tests.simulation.play import quiet
+from tests.simulation.simulation import PLANNED, Plan, Simulation
+from tests.simulation.sink import NOW
+from tests.simulation.storage import DISKS, Disk
+from tests.simulation.tasks import Query, entries_of
+from tests.simulation.world import NEAR_COMMITS, SINKS, scenario
+
+SECOND_US = 1_000_000
+KEPT_VERSIONS = 30
+"""Of the table's history."""
+
+
+class Endless(Sequence[Batch]):
+    """Micro-batches of a second each: two operations that wait for three seconds, and an event for one of them."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, at: int) -> Batch: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Batch, ...]: ...
+    def __getitem__(self, at: int | slice) -> Batch | tuple[Batch, ...]:
+        if isinstance(at, slice):
+            return tuple(self[number] for number in range(*at.indices(self.length)))
+        time_us = (at + 10) * SECOND_US
+        operations = [
+            {"id": f"{at}-{name}", "keys": [f"{at}-{name}"], "created": time_us, "deadline": time_us + 3 * SECOND_US,
+             "rule": "any_key", "need": None, "level": None, "row": f"row {at}-{name}"} for name in "ab"
+        ]  # fmt: skip
+        event = {"key": f"{at}-a", "time": time_us + 1, "kind": None, "value": None}
+        return Batch(operations, [{**event, "event_id": None, "operation_id": None}], (at + 8) * 1000)
+
+
+class Left(NamedTuple):
+    """What there is at some time."""
+
+    entries: int
+    files: int
+    states: int
+    log_entries: int
+    futures: int
+    epochs: int
+
+
+def live(drains: int, restarts: int, host: str, seed: int = 0) -> tuple[list[Left], Simulation]:
+    """A life of so many drains, one a micro-batch, and so many restarts, one in two of them a crash."""
+    rng = random.Random(f"life {seed}")
+    query = Query(
+        EngineSpec(Criterion("any_key"), identity_width=2, operation_ids=True, event_ids=True), host, 1, False, 1
+    )
+    endless: Any = Endless(drains + 1)
+    drawn = replace(scenario(0), name="life", query=query, batches=endless, format=2, storage="disk", late=False)
+    simulation = Simulation(replace(drawn, sink=SINKS["nothing lingers"], beside="at once", timeouts=(1,)))
+    assert isinstance(simulation.checkpoint.log, Disk)
+    found = []
+    with quiet():
+        NOW.append(simulation)
+        DISKS.append(simulation.checkpoint.log)
+        while simulation.checkpoint.next_batch < drains:
+            number = simulation.checkpoint.next_batch
+            if rng.random() < restarts / drains:
+                simulation.seen["restart"] += 1
+                if rng.random() < 0.5:
+                    simulation.plan = Plan(PLANNED[0], rng.choice(NEAR_COMMITS), 1)
+                    simulation.reached.clear()
+                else:
+                    simulation.run, simulation.settings = None, Settings()
+            simulation.guarded(lambda: simulation.living().micro_batch(1))
+            if number % 50 == 0 and simulation.table.id is not None:
+                simulation.table.clean_up(KEPT_VERSIONS)
+            if simulation.run is not None:
+                found.append(_left(simulation))
+        NOW.pop()
+        DISKS.pop()
+    return found, simulation
+
+
+def lost_or_doubled(simulation: Simulation) -> int:
+    """Rows of all micro-batches but the last few that the table does not have once."""
+    numbers = [each.numbers for _, each in sorted(simulation.judge.micro_batches.items())]
+    settled = Counter(row for rows in numbers[:-3] for row in rows)
+    every = Counter(row for rows in numbers for row in rows)
+    table = simulation.table.ours()
+    return (settled - table).total() + (table - every).total()
+
+
+def _left(simulation: Simulation) -> Left:
+    run, checkpoint = simulation.run, simulation.checkpoint
+    assert run is not None and isinstance(checkpoint.log, Disk)
+    states = run.evaluated[max(run.evaluated)].states[0].values()
+    run.evaluated = {number: each for number, each in run.evaluated.items() if number >= run.batch_id - 2}
+    return Left(
+        entries=len(checkpoint.log.names),
+        files=len(checkpoint.files),
+        states=len(checkpoint.states.files),
+        log_entries=max(map(entries_of, states), default=0),
+        futures=len(run.sender.policy.futures),
+        epochs=len(run.sender.ledger.epochs),
+    )
