@@ -20,7 +20,7 @@ PAGES = [
 PLAIN = (
     *("*.py", "spark/*.py"),
     *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")),
-    *(f"spark/{room}/*.py" for room in ("checkpoint", "host", "monitoring", "operator", "storage")),
+    *(f"spark/{room}/*.py" for room in ("checkpoint", "host", "monitoring", "move", "operator", "storage")),
 )
 """Files of the package whose docstrings are checked."""
 OPENERS = re.compile(r"(?:Of|That of|Those|The same of) ")

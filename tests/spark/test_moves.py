@@ -55,7 +55,7 @@ SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
         r"table 'ids', column 'row': \d+ rows of the \d+ that were exported are missing",
         lambda rows: rows.limit(0),
     ),
-    ("counts", "table 'counts', column 'manifest': 2 rows, and one is exported", lambda rows: rows.union(rows)),
+    ("counts", "table 'counts', column 'manifest': 2 rows, but one is exported", lambda rows: rows.union(rows)),
     ("counts", "table 'counts' has other columns", lambda rows: rows.drop("format")),
     (
         "counts",

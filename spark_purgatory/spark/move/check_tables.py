@@ -1,4 +1,4 @@
-"""Tables of an export, perhaps edited, before a checkpoint is made of them: whole, and without faults."""
+"""Checks of an export's tables, which may be edited, before a checkpoint is made of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from spark_purgatory.spark.operator.stream_plan import Query
 
 FAULTS_DDL = "column string, what string, rows bigint, remedy string"
 CHECKED_IN = 64
-"""Groups in which rows are checked: those of one identity are in one."""
+"""Groups in which rows are checked. Rows of one identity are in the same group."""
 
 
 def check_arguments(partitions: object, removed: Mapping[str, int], tables: str | None) -> None:
-    """Raise ConfigError for what is no number of partitions, or no statement of removed rows."""
+    """Raise ConfigError for a wrong number of partitions, or a wrong statement of removed rows."""
     if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
         raise ConfigError(f"partitions={partitions!r} must be a whole number from 1")
     wrong = [name for name in removed if name not in TABLES]
@@ -37,10 +37,10 @@ def check_arguments(partitions: object, removed: Mapping[str, int], tables: str 
 def check_tables(
     spark: SparkSession, folder: str, *, query: Query, old: OldCheckpoint, found: Survey, removed: Mapping[str, int]
 ) -> int:
-    """Check tables that a query is to take over from a checkpoint; returns how many operations wait in them.
+    """Check tables that a query will take over from a checkpoint, and return the number of operations in them.
 
-    Raises ConfigError where they have faults, or are not of the checkpoint's last micro-batch; StateMismatchError where
-    the query cannot take them over.
+    Raises ConfigError if they have faults or belong to another micro-batch, and StateMismatchError if the query cannot
+    take them over.
     """
     manifest = read_manifest(spark, folder)
     if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
@@ -49,7 +49,9 @@ def check_tables(
             f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
         )
     refuse(text for said in manifest.queries for text in read_facts(said, query.spec))
-    rules = TableRules(query.spec, query.route == "key", found.roles)
+    facts = found.found[0].facts
+    roles = {role: facts["columns"][at] for role, at in facts["roles"].items()}
+    rules = TableRules(query.spec, query.route == "key", roles)
     texts, waits = [], 0
     for name, schema in schemas_of(found).items():
         rows = read_table(spark, folder, name)
@@ -67,8 +69,7 @@ def check_tables(
 def _check_columns(folder: str, name: str, there: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     if wrong := [f"{each} {kind}" for each, kind in wanted.items() if there.get(each) != kind]:
         raise ConfigError(
-            f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state has "
-            "written them"
+            f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state wrote them"
         )
     if more := [each for each in there if each not in wanted]:
         raise ConfigError(f"tables={folder!r}: table {name!r} has columns of its own, {', '.join(more)}: drop them")

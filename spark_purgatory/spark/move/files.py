@@ -1,4 +1,4 @@
-"""Files of a checkpoint through Hadoop's FileSystem: local folders and object stores alike, so nothing is renamed."""
+"""Files of a checkpoint through Hadoop's FileSystem, local or in an object store. So nothing is renamed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, without_re
 
 @contextmanager
 def reaching(field: str, path: str) -> Iterator[None]:
-    """Raise StorageError, with the field that named it, for a path that cannot be reached."""
+    """Raise StorageError, with the name of its field, for a path that cannot be reached."""
     try:
         yield
     except JAVA_FAULTS as error:
-        remedy = without_reach(error) or "mend its storage, or give another path"
+        remedy = without_reach(error) or "repair its storage, or give another path"
         raise StorageError(
             f"{field}={path!r} cannot be read: {sentence_of(error)}. Nothing was written: {remedy}"
         ) from error
 
 
 class Files:
-    """Files by their path."""
+    """Operations on files and folders by their paths."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = getattr(spark, "_jvm", None)
         if jvm is None:
             raise ConfigError(
-                "spark is a session of Spark Connect, through which no files can be placed: move the checkpoint in a "
-                "session on the cluster itself, with spark-submit or spark-purgatory move"
+                "spark is a session of Spark Connect, which cannot place files: move the checkpoint in a session on "
+                "the cluster itself, with spark-submit or spark-purgatory move"
             )
         self._jvm: Any = jvm
         self._conf: Any = spark._jsc.hadoopConfiguration()
@@ -42,36 +42,36 @@ class Files:
         return place.getFileSystem(self._conf), place
 
     def exists(self, path: str) -> bool:
-        """Whether a file or a folder is there."""
+        """Return True if a file or a folder is there."""
         system, place = self._at(path)
         return bool(system.exists(place))
 
     def names(self, folder: str, folders_only: bool = False) -> list[str]:
-        """Names of what is in a folder, perhaps of the folders alone; none where there is no folder."""
+        """Return the names in a folder, or only those of folders; none if there is no such folder."""
         system, place = self._at(folder)
         found = system.listStatus(place) if system.exists(place) else ()
         return sorted(status.getPath().getName() for status in found if status.isDirectory() or not folders_only)
 
     def read(self, path: str) -> str:
-        """A small file's text."""
+        """Return a small file's text."""
         system, place = self._at(path)
         with closing(system.open(place)) as stream:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
 
     def write(self, path: str, text: str) -> None:
-        """Write a small file, in place of one that is there."""
+        """Write a small file, which may replace another one."""
         system, place = self._at(path)
         with closing(system.create(place, True)) as stream:
             stream.write(bytearray(text.encode()))
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a folder with all that is in it."""
+        """Copy a file, or a folder with its contents."""
         (from_system, from_place), (to_system, to_place) = self._at(source), self._at(target)
         self._jvm.org.apache.hadoop.fs.FileUtil.copy(
             from_system, from_place, to_system, to_place, False, True, self._conf
         )
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all that is in it; nothing where nothing is there."""
+        """Delete a file, or a folder with its contents, if it is there."""
         system, place = self._at(path)
         system.delete(place, True)

@@ -1,4 +1,4 @@
-"""The import under ``transformWithState``: apart, because its module needs protobuf."""
+"""The import under ``transformWithState``. It is a module of its own because it needs protobuf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_purgatory.core.state.shard_head import write_head
 from spark_purgatory.spark.host.calls import nothing, timer_of
 from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.move.importing import Importing
+from spark_purgatory.spark.move.tables import Importing
 
 
 class ImportingHost(LogHost):
@@ -25,7 +25,7 @@ class ImportingHost(LogHost):
         self._importing = importing
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """A shard's rows of an export."""
+        """Take a shard's rows of an export."""
         prepare_worker()
         engine = self._importing.engine(key, ((row["side"], row["blob"]) for row in rows))
         blob = save(engine, self._options.shards)
@@ -45,10 +45,10 @@ class ImportingHost(LogHost):
 
 
 class PandasImportingHost(PandasLogHost, ImportingHost):
-    """The same where rows come and go as pandas frames."""
+    """The same host with pandas frames in place of rows."""
 
 
 def log_host_imports(groups: GroupedData, importing: Importing) -> DataFrame:
-    """The calls' rows."""
+    """Return the rows of the calls."""
     options = LogHostOptions(importing.shards or 0, 0)
     return log_hosted(groups, ImportingHost(importing, options), PandasImportingHost(importing, options))

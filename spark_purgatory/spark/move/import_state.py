@@ -1,4 +1,4 @@
-"""The state of a query, made of an export's tables: one micro-batch of its own operator, whose input they are."""
+"""Makes the state of a query from an export's tables, which are the input of one micro-batch of its own operator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
 from spark_purgatory.spark.host.exchange import by_shard, exchanged
 from spark_purgatory.spark.host.requirements import PROVIDER, check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.move.importing import SIDES, Importing
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
-from spark_purgatory.spark.move.tables import COUNTS, ROW, read_manifest, with_hashes
+from spark_purgatory.spark.move.tables import COUNTS, ROW, SIDES, Importing, read_manifest, with_hashes
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
@@ -29,7 +28,7 @@ from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings,
 
 ONE_BATCH: Mapping[str, str] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # One file holds a partition's state: the moved checkpoint gives it the number of its own micro-batch.
+    # One file has a partition's state, and the moved checkpoint gives it the number of its own micro-batch.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
@@ -39,9 +38,9 @@ ONE_BATCH: Mapping[str, str] = {
 def import_tables(
     spark: SparkSession, folder: str, old: OldCheckpoint, *, query: Query, partitions: int, at: str
 ) -> int:
-    """Make a query's state of an export's tables, in a checkpoint ``at`` a place; returns how many operations wait.
+    """Make a query's state of an export's tables, in a checkpoint ``at`` a path, and return the waiting operations.
 
-    `RecordAccumulator.write_stream` starts a query on any state store; another start does on the session's alone.
+    `RecordAccumulator.write_stream` can start a query on any state store, and another start only on the session's.
     """
     is_free = old.has_staging or query.host == LOG_HOST
     as_session = {PROVIDER: str(spark.conf.get(PROVIDER)), FORMAT_VERSION: told(spark, FORMAT_VERSION) or "1"}
@@ -69,7 +68,7 @@ def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFr
     schema = spark.read.parquet(literal(path)).schema
     rows = spark.readStream.schema(schema).parquet(literal(path)).drop(ROW)
     if name == COUNTS:
-        # The first shard is made even if nothing waits in it: it remembers what was counted.
+        # The first shard is made even if nothing waits in it, because it remembers the counts.
         hashed = rows.select(F.lit(0).cast("bigint").alias("route"), F.lit(0).cast("timestamp").alias("guarded"))
     else:
         hashed = with_hashes(name, rows, query.route, query.spec.key_prefix, query.spec.id_prefix)

@@ -1,17 +1,17 @@
-"""A stopped query's checkpoint, moved: other shards, another host, other state partitions, another need or tick.
+"""Moves a stopped query's checkpoint to other shards, another host, other state partitions, another need or tick.
 
-The new checkpoint keeps the old one's micro-batches, sources, staged rows and query id; the folder ``state`` alone is
-made anew. So the next micro-batch is the one after the last, nothing is read twice, and nothing has to be drained.
+The new checkpoint keeps the old one's micro-batches, sources, staged rows and query id. Only the folder ``state`` is
+new. So the query continues with the next micro-batch, reads nothing twice, and does not have to drain before the move.
 
-The steps, in this order. Until the last one the new checkpoint's ``metadata`` is no metadata but `UNFINISHED`, at which
-Spark stops with an error that quotes it; so a query cannot start from half of a checkpoint.
+The steps are below. Until the last one, the file ``metadata`` contains only `UNFINISHED`. Spark stops there with an
+error that quotes it, so a query cannot start from half of a checkpoint.
 
 1. Write `UNFINISHED`. Export the tables (`tables`).
-2. Import them: one micro-batch of the query's own operator, in a checkpoint of its own below the new one.
+2. Import them, in one micro-batch of the query's own operator, with a checkpoint of its own below the new one.
 3. Put its state files where the old query's next micro-batch looks for them, under its number.
-4. Copy the old query's sources, staged rows, commits and offsets. The last of them have the settings of the new state
+4. Copy the old query's sources, staged rows, commits and offsets. The last of them get the settings of the new state
    store and the names of its states.
-5. Copy the old query's ``metadata``: the new checkpoint is whole.
+5. Copy the old query's ``metadata``: the new checkpoint is complete.
 
 The old checkpoint is only read. A step that fails leaves `UNFINISHED`, and the next move begins again.
 """
@@ -44,37 +44,34 @@ from spark_purgatory.spark.storage.storage_access import absolute
 
 LOG = logging.getLogger(__name__)
 WORK = "_moving"
-"""Folder of the tables and of the import, below the new checkpoint."""
+"""The folder of the tables and of the import, below the new checkpoint."""
 MADE = "checkpoint"
-"""Folder below that of the checkpoint in which the state is made."""
+"""The folder of the import's own checkpoint, below `WORK`."""
 METADATA = "/_metadata/v2/"
 OF_STATE_STORES = ("spark.sql.streaming.stateStore.", "spark.sql.streaming.flatMapGroupsWithState.")
 FAILPOINTS = ("marked", "exported", "imported", "state placed", "copied", "offsets written")
-"""Where a crash could matter: names that `reached` is called with."""
+"""The points where a crash could matter, each an argument of `reached`."""
 
 
 def reached(failpoint: str) -> None:
-    """Called with each of `FAILPOINTS` in its turn; tests make something happen there."""
+    """Do nothing. Tests replace it to act at a point of `FAILPOINTS`."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What `move_checkpoint` has done, or with ``dry_run`` would do."""
+    """The work of `move_checkpoint`, done or (``dry_run``) planned."""
 
     source: str
     target: str
     batch_id: int
-    """The last micro-batch of the old checkpoint: the new one goes on behind it."""
+    """The last micro-batch of the old checkpoint. The new one continues after it."""
     operations: int
-    """Operations that wait."""
     events: int
-    """Events that are kept."""
     state_bytes: int
     shards_before: int | None
-    """None where every key was a group of its own."""
+    """None if every key was a group of its own."""
     shards: int | None
     host_before: str
-    """Of the old checkpoint, as `Purgatory.host` has it."""
     host: str
     partitions_before: int
     """State partitions of the old checkpoint."""
@@ -83,27 +80,22 @@ class Move:
     """Settings and columns that differ, as texts."""
     is_done: bool
     seconds: float
-    """What the move took; of a dry run, what looking took."""
 
     def __str__(self) -> str:
-        """What people are told."""
+        """Return lines for people."""
         per_shard = self.state_bytes / (self.shards or max(self.operations, 1))
+        before, after = ("one a key" if n is None else n for n in (self.shards_before, self.shards))
         lines = [
             f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
             f"events, {self.state_bytes:,} bytes of state, from {self.source} to {self.target}",
-            f"shards: {_shards(self.shards_before)} before, {_shards(self.shards)} after, some {per_shard:,.0f} bytes "
-            "each",
+            f"shards: {before} before, {after} after, some {per_shard:,.0f} bytes each",
             f"host: {self.host_before} before, {self.host} after",
             f"state partitions: {self.partitions_before} before, {self.partitions} after",
             *(f"changed: {text}" for text in self.changes),
-            f"the next micro-batch is {self.batch_id + 1}; "
-            + (f"it took {self.seconds:.0f} s" if self.is_done else f"looking took {self.seconds:.0f} s"),
+            f"the next micro-batch is {self.batch_id + 1}; {'it' if self.is_done else 'looking'} took "
+            f"{self.seconds:.0f} s",
         ]
         return "\n".join(lines)
-
-
-def _shards(shards: int | None) -> str:
-    return "one a key" if shards is None else str(shards)
 
 
 @refuses_wrong_calls
@@ -119,31 +111,31 @@ def move_checkpoint(
     dry_run: bool = False,
     progress: Callable[[str], None] = LOG.info,
 ) -> Move:
-    """Move what waits to a new checkpoint, for a query with other shards, another host or other settings.
+    """Move waiting operations to a new checkpoint, for a query with other shards, another host or other settings.
 
-    Stop the query, move, and start the new one with the new checkpoint: it goes on where the old one stopped, with the
-    same sources and the same sink. Nothing is decided twice, and nothing is lost. The old checkpoint is not changed.
-    Do not start it again: two queries would write one table.
+    Stop the query, move, and start the new one with the new checkpoint. It continues where the old one stopped, with
+    the same sources and the same sink. Nothing is decided twice, and nothing is lost. The old checkpoint is not
+    changed. Do not start it again, because two queries would write one table.
 
     Args:
         spark: A session with a JVM, not one of Spark Connect.
-        outcomes: What `Purgatory.resolve` of the new query returned, or a stream made of it.
+        outcomes: The stream that `Purgatory.resolve` of the new query returned, or one made of it.
         source: The old query's ``checkpointLocation``.
-        target: The new query's; nothing is there yet.
+        target: The new query's ``checkpointLocation``, a new folder.
         partitions: State partitions, a setting that a checkpoint fixes (``spark.sql.shuffle.partitions``); by default
-            as before. As many as cores, at most as many as shards.
-        tables: What waits is taken from these tables of `export_state`, which you may have edited, in place of the old
-            checkpoint's state.
-        removed: How many rows you removed from ``operations``, ``events`` or ``ids`` among the tables, by name. The
-            move refuses tables from which rows are missing that you do not state here.
-        dry_run: Look at all shards and say what would be moved; write nothing.
-        progress: Called with a line after each step; by default they go to the log.
+            as before. Choose the number of cores, but at most the number of shards.
+        tables: A folder of `export_state`, whose tables you may have edited. Operations are taken from there instead of
+            the old checkpoint's state.
+        removed: The numbers of rows that you removed from the tables ``operations``, ``events`` or ``ids``, by name. If
+            other rows are missing, the move is refused.
+        dry_run: Look at all shards and return what would be moved, without writing anything.
+        progress: Called with a line after each step. By default the lines are logged.
 
     Returns:
-        What was moved, or would be; as a text, lines for people.
+        A description of the move, done or planned. As a text it has lines for people.
 
     Raises:
-        ConfigError: It cannot be moved, or not now; the message says what to do. Nothing was written.
+        ConfigError: It cannot be moved, or not now. The message has the remedy. Nothing was written.
         StateMismatchError: The new query differs in something that a move cannot change. Nothing was written.
         StorageError: A folder cannot be reached, or the old checkpoint is damaged. Nothing was written.
 
@@ -186,8 +178,8 @@ def move_checkpoint(
         imported = import_tables(spark, tables, old, query=query, partitions=partitions, at=f"{work}/{MADE}")
         if imported != waits:
             raise BugError(
-                f"conservation: {waits:,} operations waited and {imported:,} do after the move; the old checkpoint is "
-                "as it was, and its query can go on"
+                f"conservation: {waits:,} operations waited before the move and {imported:,} after it; the old "
+                "checkpoint is unchanged, and its query can continue"
             )
         reached("imported")
         progress(f"imported {imported:,} operations")
@@ -200,7 +192,7 @@ def move_checkpoint(
         batch_id=old.batch_id,
         operations=found.operations,
         events=sum(each.events for each in found.found),
-        state_bytes=found.state_bytes,
+        state_bytes=sum(each.state_bytes for each in found.found),
         shards_before=found.found[0].shards,
         shards=query.shards,
         host_before=found.states.host,
@@ -223,7 +215,7 @@ def _changes(found: Survey, query: Query) -> list[str]:
 
 
 def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
-    """Make the new checkpoint of the old one and of a state; the last step makes it whole."""
+    """Make the new checkpoint of the old one and of a state. The last step completes it."""
     conf = conf_of(files.read(f"{made}/offsets/0"))
     version = old.batch_id + 1
     _place(files, f"{made}/state", f"{target}/state", version)
@@ -244,7 +236,7 @@ def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
 
 
 def _place(files: Files, made: str, target: str, version: int) -> None:
-    """Give the files of a state at version 1 the names of the version that the next micro-batch looks for."""
+    """Copy the files of a state at version 1 to the names that the next micro-batch looks for."""
     folders = files.names(made, folders_only=True)
     for name in files.names(made):
         if name in folders:
@@ -252,7 +244,7 @@ def _place(files: Files, made: str, target: str, version: int) -> None:
         elif name.endswith(".crc"):
             continue
         elif METADATA in f"{made}/":
-            # It names files of schemas by their whole path.
+            # It has the whole paths of files of schemas.
             files.write(f"{target}/{name}", files.read(f"{made}/{name}").replace(f"/{WORK}/{MADE}/", "/"))
         else:
             state = re.fullmatch(r"1(_.+)?\.(delta|zip)", name)
@@ -262,7 +254,7 @@ def _place(files: Files, made: str, target: str, version: int) -> None:
 
 
 def _with_conf(offsets: str, conf: dict[str, str]) -> str:
-    """A micro-batch's offsets with the settings of another state store."""
+    """Return a micro-batch's offsets with the settings of another state store."""
     lines = offsets.split("\n")
     said: dict[str, Any] = json.loads(lines[1])
     kept = {name: value for name, value in said["conf"].items() if not _is_of_state(name)}

@@ -1,4 +1,4 @@
-"""The checkpoint that is moved, as Spark's own files say it, and what may not be moved."""
+"""The checkpoint that is moved, read from Spark's own files, and the checks that refuse a move."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, check_fil
 
 @dataclass(frozen=True)
 class OldCheckpoint:
-    """What there is before a move."""
+    """A checkpoint before its move."""
 
     path: str
     query_id: str
     batch_id: int
     """The last micro-batch that is committed."""
-    conf: dict[str, str]
+    partitions: int
     offsets: dict[int, str]
-    """The last two, and one that was begun: texts by micro-batch."""
+    """The texts of the last two micro-batches, and of one that was begun, by micro-batch."""
     has_staging: bool
 
     @staticmethod
     def read(files: Files, path: str, field: str = "source") -> OldCheckpoint:
-        """What is there. Raises ConfigError, which calls it ``field``, where no query can go on from it."""
+        """Read a checkpoint. Raises ConfigError, with the name ``field``, if no query can continue from it."""
         metadata = files.read(f"{path}/metadata") if files.exists(f"{path}/metadata") else ""
         if metadata == UNFINISHED:
             raise ConfigError(
@@ -43,13 +43,13 @@ class OldCheckpoint:
         if not commits:
             raise ConfigError(
                 f"{field}={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
-                "run. One that has not can simply be started, with any settings"
+                "run. A query that has not run can be started with any settings"
             )
         last = commits[-1]
         try:
             offsets = {number: files.read(f"{path}/offsets/{number}") for number in begun if number >= last - 1}
             conf, query_id = {n: conf_of(text) for n, text in offsets.items()}[last], str(json.loads(metadata)["id"])
-            _ = conf[PARTITIONS], offsets[max(last - 1, 0)]
+            _ = int(conf[PARTITIONS]), offsets[max(last - 1, 0)]
             _ = json.loads(files.read(f"{path}/commits/{last}").splitlines()[1])
         except (ValueError, KeyError, IndexError) as error:
             files_of = f"'metadata', 'commits/{last}', 'offsets/{last}' or 'offsets/{max(last - 1, 0)}'"
@@ -57,28 +57,17 @@ class OldCheckpoint:
                 f"{field}={path!r} is damaged: {files_of} of its last micro-batch, {last}, is missing or cannot be "
                 "read. Bring the folder back from a copy"
             ) from error
-        return OldCheckpoint(
-            path=path,
-            query_id=query_id,
-            batch_id=last,
-            conf=conf,
-            offsets=offsets,
-            has_staging="staging" in files.names(path),
-        )
-
-    @property
-    def partitions(self) -> int:
-        """State partitions."""
-        return int(self.conf[PARTITIONS])
+        has_staging = "staging" in files.names(path)
+        return OldCheckpoint(path, query_id, last, int(conf[PARTITIONS]), offsets, has_staging=has_staging)
 
     def check_rests(self, files: Files) -> None:
-        """Raise ConfigError where its query has gone on since it was read."""
+        """Raise ConfigError if its query has continued since it was read."""
         now = [batches_in(files, f"{self.path}/{name}")[-1] for name in ("commits", "offsets")]
         if now != [self.batch_id, max(self.offsets)]:
             raise ConfigError(f"the query of source={self.path!r} is still running: stop it, then run the move again")
 
     def check_can_move(self, spark: SparkSession) -> None:
-        """Raise ConfigError for what cannot be moved, StorageError for what is damaged, with the way out."""
+        """Raise ConfigError if it cannot be moved, and StorageError if it is damaged, with the remedy."""
         check_files(spark, self.path, "source", "written")
         if any(query.id == self.query_id for query in spark.streams.active):
             raise ConfigError(f"source={self.path!r}: its query is running in this session: stop it, then move")
@@ -86,29 +75,29 @@ class OldCheckpoint:
             names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:
             raise ConfigError(
-                f"source={self.path!r} holds the state of {len(names)} operators ({', '.join(sorted(names))}), and a "
-                "move takes over that of one purgatory: give each its own query, with a table between them"
+                f"source={self.path!r} has the state of {len(names)} operators ({', '.join(sorted(names))}), but a "
+                "move takes over only that of one purgatory: give each its own query, with a table between them"
             )
         if max(self.offsets) > self.batch_id and not self.has_staging:
             raise ConfigError(
-                f"source={self.path!r}: micro-batch {max(self.offsets)} was begun and is not committed, and its sink "
-                "may have written it: start the old query once more with trigger(availableNow=True), then move"
+                f"source={self.path!r}: micro-batch {max(self.offsets)} was begun but not committed, and its sink may "
+                "have written it: start the old query once more with trigger(availableNow=True), then move"
             )
 
 
 def batches_in(files: Files, folder: str) -> list[int]:
-    """The micro-batches of which a folder has a file, ascending."""
+    """Return the micro-batches that have a file in a folder, ascending."""
     return sorted(int(name) for name in files.names(folder) if name.isdigit())
 
 
 def conf_of(offsets: str) -> dict[str, str]:
-    """The settings that a micro-batch's offsets hold."""
+    """Return the settings in a micro-batch's offsets."""
     said: dict[str, Any] = json.loads(offsets.splitlines()[1])
     return dict(said["conf"])
 
 
 def check_target(spark: SparkSession, files: Files, source: str, target: str, tables: str | None) -> None:
-    """Raise ConfigError where no checkpoint can be made of another one, or of tables."""
+    """Raise ConfigError if a new checkpoint cannot be made at ``target``."""
     for name, other in (("source", source), ("tables", tables)):
         if other is not None and lie_in_each_other(target, other):
             raise ConfigError(
@@ -116,18 +105,18 @@ def check_target(spark: SparkSession, files: Files, source: str, target: str, ta
             )
     if found := ENCODED.findall(target):
         raise ConfigError(
-            f"target={target!r} has {', '.join(map(repr, dict.fromkeys(found)))} in it, and Spark's reader of state "
-            "stores finds nothing at such a path: give one without"
+            f"target={target!r} contains {', '.join(map(repr, dict.fromkeys(found)))}, and Spark's reader of state "
+            "stores finds nothing at such a path: give a path without"
         )
     if (table := claimed_by(spark, source).get("path")) is not None:
         check_outside(spark, target, table)
     metadata = f"{target}/metadata"
     is_unfinished = files.exists(metadata) and files.read(metadata) == UNFINISHED
     if files.names(target) and not is_unfinished:
-        raise ConfigError(f"target={target!r} is not empty: give a folder that is not there yet")
+        raise ConfigError(f"target={target!r} is not empty: give a folder that does not exist yet")
 
 
 def lie_in_each_other(one: str, other: str) -> bool:
-    """Whether a folder is the other one, or below it."""
+    """Return True if one of two folders is the other one, or below it."""
     places = Place.of(one), Place.of(other)
     return places[0].below(places[1]) is not None or places[1].below(places[0]) is not None

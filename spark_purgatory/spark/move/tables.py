@@ -1,12 +1,12 @@
-"""What waits in a checkpoint, as tables that people can read, count, filter and edit (docs/export_format.md).
+"""The waiting operations of a checkpoint as tables to read, count, filter and edit (docs/export_format.md).
 
-They are written from the states of the checkpoint, and read back as what the shards of a query get.
+They are written from the states of the checkpoint, and read back into the shards of a query.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -20,48 +20,55 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config.declared import refuses_wrong_calls
+from spark_purgatory.core.arrays.numbers import scale_of
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.export.checked import TABLES
-from spark_purgatory.core.export.put_together import history_of, most_of_any_shard, plain
+from spark_purgatory.core.export.put_together import Dealt, history_of, most_of_any_shard, plain, put_together
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
-from spark_purgatory.core.state.engine_snapshot import inspect
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import inspect, payload_of
+from spark_purgatory.core.state.event_snapshot import carried_of
+from spark_purgatory.core.state.payload_evolution import StoredPayload
 from spark_purgatory.core.state.payload_schema import conform
-from spark_purgatory.core.state.step_log import ShardState
+from spark_purgatory.core.state.step_log import ShardState, table_of
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import rows_of_states
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
 from spark_purgatory.spark.move.survey import Survey, survey
-from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
+from spark_purgatory.spark.operator.payload import arrow_schema, merged_texts, spark_types
+from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.version import __version__
 
 FORMAT = 1
-"""Version of the tables' columns."""
+"""The version of the tables' columns."""
 COUNTS = "counts"
+SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}
+"""The number of each table in the exchange."""
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 ROW = "row"
-"""Column of the number that each row of a table has."""
+"""The column with the number of each row."""
 DEDUPLICATED_IN = 64
-"""Groups of events whose copies are looked for, by key."""
+"""Groups of events by key, in which copies are found."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The one row of the table ``counts``: whose the tables are, and how many rows they had."""
+    """The one row of the table ``counts``: the query of the tables, and their numbers of rows."""
 
     query_id: str
     batch_id: int
     watermark_ms: int
-    """The latest that an engine has seen."""
+    """The latest watermark of an engine."""
     shards: int | None
     host: str
     history: dict[str, Any]
-    """What the shards counted since the query began, by field of `Tally`."""
+    """The shards' counts since the query began, by field of `Tally`."""
     queries: list[dict[str, Any]]
-    """What the states say of their query, as `ShardFacts.of_query`."""
+    """The different `ShardFacts.of_query` of the states."""
     rows: dict[str, int]
-    """How many rows each table had."""
 
 
 @refuses_wrong_calls
@@ -69,15 +76,15 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
     """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
 
     The checkpoint is only read, as its last micro-batch left it. `move_checkpoint` makes a checkpoint of the tables
-    again (``tables=``), so you can take operations out of what waits.
+    again (``tables=``), so you can remove waiting operations in between.
 
     Args:
         spark: A session with a JVM, not one of Spark Connect.
         checkpoint: The query's ``checkpointLocation``.
-        folder: Where the tables are written; nothing is there yet.
+        folder: A new folder for the tables.
 
     Returns:
-        How many rows each of ``operations``, ``events`` and ``ids`` has, and the ``batch_id`` of the micro-batch.
+        The number of rows in each of ``operations``, ``events`` and ``ids``, and the ``batch_id`` of the micro-batch.
 
     Raises:
         ConfigError: There is no such checkpoint, nothing is committed there, or the folder is not empty.
@@ -94,7 +101,7 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
         raise ConfigError(f"folder={folder!r} and checkpoint={checkpoint!r} lie in each other: give another folder")
     with reaching("folder", folder):
         if files.names(folder):
-            raise ConfigError(f"folder={folder!r} is not empty: give one that is not there yet")
+            raise ConfigError(f"folder={folder!r} is not empty: give a folder that does not exist yet")
     with reaching("checkpoint", checkpoint):
         old = OldCheckpoint.read(files, checkpoint, "checkpoint")
     found = survey(spark, checkpoint)
@@ -103,9 +110,15 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
 
 
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
-    """The Spark schemas of the tables, without the number that each row has."""
-    id_type, key_type, event_id = found.key_types()
-    own = _spark_type(found.payload())
+    """Return the Spark schemas of the tables, without the number of each row."""
+    texts = {name: text for each in found.found for name, text in each.facts["texts"].items()}
+    id_type, key_type = (
+        "binary" if texts.get(name) == "binary" else "string" for name in ("operations.id", "operations.keys")
+    )
+    event_id = next((each.event_id for each in found.found if each.event_id), "string")
+    scale = scale_of(found.spec.number)
+    value = "double" if scale is None else f"decimal(38,{scale})"
+    own = _spark_type(each.payload for each in found.found)
     by_row = ", rule string, need double, sum_need string, level_needs array<string>"
     operations = T.StructType(
         [
@@ -118,9 +131,9 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
     )
     events = _ddl(
         f"kept_as string, kind string, is_named boolean, operation_id {id_type}, key {key_type}, time_us bigint, "
-        f"value {found.value_type()}, number bigint, event_id {event_id}"
+        f"value {value}, number bigint, event_id {event_id}"
     )
-    if (columns := _spark_type(found.carried())).fields:
+    if (columns := _spark_type(each.carried for each in found.found)).fields:
         events.append(T.StructField("columns", columns))
     return {
         "operations": operations,
@@ -130,7 +143,7 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
 
 
 def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
-    """Write the tables of a query's checkpoint below a folder that is not there yet."""
+    """Write the tables of a query's checkpoint below a new folder."""
     spark = found.states.whole.sparkSession
     for name, schema in schemas_of(found).items():
         numbered = _table(found, name, schema).withColumn(ROW, F.monotonically_increasing_id())
@@ -139,7 +152,7 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
     manifest = Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
-        watermark_ms=found.watermark_ms,
+        watermark_ms=max(each.watermark_ms for each in found.found),
         shards=found.found[0].shards,
         host=found.states.host,
         history=history_of([each.tally for each in found.found]),
@@ -152,17 +165,17 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
 
 
 def read_manifest(spark: SparkSession, folder: str) -> Manifest:
-    """The manifest of an export. Raises ConfigError where it is missing, was edited, or has another format."""
+    """Return the manifest of an export. Raises ConfigError if it is missing, was edited, or has another format."""
     table, where = read_table(spark, folder, COUNTS), f"tables={folder!r}: table 'counts'"
     if table.schema.simpleString() != spark.createDataFrame([], COUNTS_DDL).schema.simpleString():
         raise ConfigError(f"{where} has other columns than {COUNTS_DDL}: copy it as export_state wrote it")
     rows = table.collect()
     if len(rows) != 1:
-        raise ConfigError(f"{where}, column 'manifest': {len(rows):,} rows, and one is exported: copy that one alone")
+        raise ConfigError(f"{where}, column 'manifest': {len(rows):,} rows, but one is exported: copy only that one")
     [row] = rows
     if row["format"] != FORMAT:
         raise ConfigError(
-            f"{where} is of format {row['format']}, this version of spark_purgatory reads {FORMAT}: use "
+            f"{where} is of format {row['format']}, but this version of spark_purgatory reads {FORMAT}: use "
             f"the release that wrote it, {row['spark_purgatory']}"
         )
     try:
@@ -172,7 +185,7 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
 
 
 def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
-    """A table of an export. Raises ConfigError where it is missing."""
+    """Return a table of an export. Raises ConfigError if it is missing."""
     try:
         return spark.read.parquet(f"{literal(folder)}/{name}")
     except AnalysisException as error:
@@ -183,8 +196,10 @@ def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
 
 
 def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:
-    whole = found.states.whole
-    if name != "events" or not found.is_copied:
+    whole, spec = found.states.whole, found.spec
+    # Operations with several keys have a copy of each event in every shard.
+    is_copied = len(found.found) > 1 and spec.identity_width == 1 and not spec.key_prefix
+    if name != "events" or not is_copied:
         return rows_of_states(whole, partial(_rows, name, arrow_schema(schema)), schema)
     with_shard = T.StructType([*schema.fields, T.StructField("shard", T.LongType())])
     copies = rows_of_states(whole, partial(_rows, name, arrow_schema(with_shard)), with_shard)
@@ -198,7 +213,7 @@ def _without_copies(table: pa.Table) -> pa.Table:
 
 
 def _rows(name: str, schema: pa.Schema, state: ShardState) -> Iterator[pa.RecordBatch]:
-    """The rows of one table that a shard has, perhaps with its number."""
+    """Yield a shard's rows of one table, with its number if the schema has one."""
     blob = state.blob()
     shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
     for table in _tables_of(name, *inspect(blob)):
@@ -218,7 +233,7 @@ def _tables_of(name: str, engine: Any, names: list[str]) -> Iterator[pa.Table]:
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in the export's type: logs of named events hold ids and keys as bytes."""
+    """Return a column in the export's type. Logs of named events have ids and keys as bytes."""
     held = column.type
     if pa.types.is_list(held) and pa.types.is_binary(held.value_type) and pa.types.is_string(kind.value_type):
         return column.cast(kind)
@@ -229,9 +244,9 @@ def _ddl(text: str) -> list[T.StructField]:
     return list(cast("T.StructType", T.DataType.fromDDL(text)).fields)
 
 
-def _spark_type(fields: list[pa.Field]) -> T.StructType:
-    """Columns as Spark's, without void ones, which Parquet cannot hold and which are null all over."""
-    kept = [field for field in fields if not pa.types.is_null(field.type)]
+def _spark_type(schemas: Iterable[str | None]) -> T.StructType:
+    """Return the columns of all shards, without void ones, which Parquet cannot store and which are always null."""
+    kept = [field for field in merged_texts(schemas) if not pa.types.is_null(field.type)]
     return T.StructType([T.StructField(each.name, each.dataType, True) for each in spark_types(kept)])
 
 
@@ -239,10 +254,10 @@ def _spark_type(fields: list[pa.Field]) -> T.StructType:
 
 
 def with_hashes(name: str, rows: DataFrame, route: str, key_prefix: int, id_prefix: int) -> DataFrame:
-    """The rows of a table with the hashes that the query's own rows would have, and the one they go by."""
+    """Return the rows of a table with the hashes that the query's own rows would have, and the one that routes them."""
     if name == "operations":
         first = F.col("keys")[0]
-        # Where an operation needs no id it has none: any shard will do.
+        # An operation that needs no id may have none, and then any shard will do.
         by_id = F.when(F.col("id").isNull(), F.xxhash64(first)).otherwise(F.xxhash64("id"))
         goes_by = {"key": F.xxhash64(first), "id": by_id}
         hashes = {"id_hash": F.xxhash64("id"), "key_hashes": F.transform("keys", lambda key: F.xxhash64(key))}
@@ -265,8 +280,46 @@ def with_hashes(name: str, rows: DataFrame, route: str, key_prefix: int, id_pref
 
 
 def _scope(rows: DataFrame, column: Column, name: str, prefix: int) -> Column:
-    """What rows are scoped by: 32 digits in front of a text, the bytes of the same in front of bytes."""
+    """Return the scope's prefix of texts, 32 digits, or of bytes, 16 bytes, as digits."""
     kind = rows.schema[name].dataType
     kind = kind.elementType if isinstance(kind, T.ArrayType) else kind
     head = F.substring(column, 1, prefix)
     return F.lower(F.hex(head)) if isinstance(kind, T.BinaryType) else head
+
+
+@dataclass(frozen=True)
+class Importing:
+    """The properties that all shards of an import share. It is sent to the workers."""
+
+    spec: EngineSpec
+    shards: int | None
+    watermark_ms: int
+    history: Mapping[str, Any]
+
+    def engine(self, key: Any, rows: Iterable[tuple[int, bytes]]) -> EventTimePurgatory:
+        """Return the engine of a shard, made of rows of the exchange, (side, blob)."""
+        sides: dict[int, list[bytes]] = {side: [] for side in SIDES.values()}
+        for side, blob in rows:
+            sides[int(side)].append(bytes(blob))
+        tables = {name: table_of(sides[side]) for name, side in SIDES.items()}
+        operations, events = tables["operations"], tables["events"]
+        if operations is not None:
+            operations = self._evolved(operations, "operation", payload_of)
+        if events is not None and self.spec.event_columns is not None:
+            events = self._evolved(events, "columns", carried_of)
+        first = 0 if self.shards is None else shard_label(0)
+        history = self.history if int(key[0]) == first else None
+        return put_together(self.spec, Dealt(operations, events, tables["ids"]), self.watermark_ms, history)
+
+    def _evolved(
+        self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]
+    ) -> pa.Table:
+        """Return the table with the query's columns instead of the export's."""
+        if name in table.column_names:
+            held = pa.concat_arrays(table[name].chunks)
+            table = table.drop_columns([name])
+        else:
+            held = pa.Array.from_buffers(pa.struct([]), len(table), [None])
+        names = [field.name for field in held.type]
+        [columns] = match(self.spec, [pa.RecordBatch.from_struct_array(held)], names).evolved()
+        return table.append_column(name, columns.to_struct_array())
