@@ -62,6 +62,11 @@ class Survey:
         return sum(Tally(**each.tally).pending for each in self.found)
 
     @property
+    def watermark_ms(self) -> int:
+        """The latest watermark of all shards."""
+        return max(each.watermark_ms for each in self.found)
+
+    @property
     def spec(self) -> EngineSpec:
         """The spec that all engines share."""
         return spec_of(self.found[0].facts["spec"])

@@ -152,7 +152,7 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
     manifest = Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
-        watermark_ms=max(each.watermark_ms for each in found.found),
+        watermark_ms=found.watermark_ms,
         shards=found.found[0].shards,
         host=found.states.host,
         history=history_of([each.tally for each in found.found]),
