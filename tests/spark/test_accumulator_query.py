@@ -141,7 +141,7 @@ def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing
     second = start(stream, accumulator(stream, **HOUR))
     second.processAllAvailable()
     assert not first.isActive, "Spark has stopped it"
-    with pytest.raises(ForeignWriterError, match=f"is that of query run {second.runId} now"):
+    with pytest.raises(ForeignWriterError, match=f"is used by query run {second.runId} now"):
         old.close()
     assert not stream.sink.table_exists(stream.spark)
     stream.sink.close()

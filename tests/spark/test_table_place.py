@@ -181,7 +181,9 @@ def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of
 
 def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     sink = accumulator(stream, **HOUR)
-    with pytest.raises(ConfigError, match=r"table .*/table is not there yet: the first drain makes it.*staged=True"):
+    with pytest.raises(
+        ConfigError, match=r"table .*/table does not exist yet: the first drain creates it.*staged=True"
+    ):
         sink.read(stream.spark)
     with pytest.raises(ConfigError, match=r"is not the checkpoint of a query that was started"):
         sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
@@ -190,12 +192,12 @@ def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     sink.close()
     for folder in ("offsets", "commits", "staging/log"):
         shutil.rmtree(stream.checkpoint / folder)  # As the checkpoint is before the first micro-batch.
-    with pytest.raises(ConfigError, match=r"is not there yet, and no row is staged for it"):
+    with pytest.raises(ConfigError, match=r"does not exist yet, and no row is staged for it"):
         sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
     shutil.rmtree(stream.checkpoint)
     query = start(stream, sink)
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
-    with pytest.raises(ConfigError, match=r"is not there yet"):
+    with pytest.raises(ConfigError, match=r"does not exist yet"):
         sink.read(stream.spark)
     assert sink.read(stream.spark, staged=True).count() == 10
     query.stop()

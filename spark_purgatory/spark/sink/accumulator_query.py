@@ -1,4 +1,4 @@
-"""`AccumulatorQuery`: a running query with a `RecordAccumulator`, and how it ends."""
+"""`AccumulatorQuery`: a running query with a `RecordAccumulator`, and its end."""
 
 from __future__ import annotations
 
@@ -20,39 +20,33 @@ from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.target import Target
 
 POLL_SECONDS = 0.05
-STOP_POLLS = 1200
-"""A minute for the last micro-batch to notice that its query was stopped."""
-PAUSE_POLLS = 200
-"""Ten seconds for a query to pause between two micro-batches."""
-STOP_MS = 500
-"""The time for a pausing query to stop."""
+STOP_POLLS = 1200  # A minute for the last micro-batch to notice that its query was stopped.
+PAUSE_POLLS = 200  # Ten seconds for a query to pause between two micro-batches.
+STOP_MS = 500  # The time that a pausing query needs to stop.
 
 
 class AccumulatorQuery:
     """The running query that `RecordAccumulator.write_stream` returns.
 
-    It has the attributes of a `StreamingQuery` that are declared here, under Spark's names, and is not one: ``query``
-    is. Use this object to wait and to stop, because only `awaitTermination`, `flush`, `drain`, ``stop(drain=True)`` and
-    the query's own micro-batches bring rows to the table.
+    It has attributes of a `StreamingQuery` under Spark's names; ``query`` is Spark's own object. Use this one to wait
+    and to stop, because only `awaitTermination`, `flush`, `drain`, ``stop(drain=True)`` and the query's own
+    micro-batches bring rows to the table.
     """
 
     def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
-        self._query = query
-        self._sender = sender
-        self._spark = spark
+        self._query, self._sender, self._spark = query, sender, spark
         self._drains_at_end = "availableNow" in trigger
         every = str(trigger.get("processingTime", ""))
-        self.told: list[Callable[[Mapping[str, float]], None]] = []
-        """Called with `measure` as `drain` begins and ends."""
+        self.told: list[Callable[[Mapping[str, float]], None]] = []  # Called with `measure` as `drain` begins and ends.
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
     def __repr__(self) -> str:
         return f"<AccumulatorQuery: {self.status_line()}>"
 
     def status_line(self) -> str:
-        """Return one line: the query, its table, whether it runs, its last micro-batch, its watermark, what is staged.
+        """Return one line: the query, its table and state, its last micro-batch, its watermark, its staged bytes.
 
-        `spark_purgatory.gauges` counts what waits.
+        `spark_purgatory.gauges` counts the operations that wait.
         """
         error, progress, staged = self.exception(), self.lastProgress, self.measure().get("staged_bytes")
         state = "runs" if self.isActive else "has ended" if error is None else f"failed: {sentence_of(error)}"
@@ -68,7 +62,7 @@ class AccumulatorQuery:
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's query, with what is not declared here."""
+        """Spark's query, which has all its attributes."""
         return self._query
 
     @property
@@ -107,7 +101,7 @@ class AccumulatorQuery:
         return self._query.recentProgress
 
     def exception(self) -> StreamingQueryException | None:
-        """The error that ended the query; None where it runs or has ended by itself."""
+        """Return the error that ended the query; None if it is running or ended by itself."""
         return self._query.exception()
 
     def explain(self, extended: bool = False) -> None:
@@ -116,26 +110,26 @@ class AccumulatorQuery:
 
     @property
     def target(self) -> Target:
-        """The table as it was claimed when the query was started."""
+        """The table that the query was started for."""
         return self._sender.target
 
     def measure(self) -> dict[str, float]:
-        """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
-        in the server.
+        """Return the sink's metrics, by the names of `spark_purgatory.metrics`. It is empty under Spark Connect, where
+        the sink runs in the server.
         """
         return {} if is_remote() else self._sender.policy.measure(self._sender.ledger)
 
     @property
     def isActive(self) -> bool:
-        """True if Spark still runs it. Rows may be staged when it no longer does."""
+        """True if the query is still running. Rows may be staged when it no longer is."""
         return bool(self._query.isActive)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end; a query that ends by itself (availableNow) then brings what is staged to the table.
+        """Wait for the end. A query that ends by itself (availableNow) then brings its staged rows to the table.
 
         Raises:
             StreamingQueryException: The query failed.
-            StorageError: The query ended, and the table cannot be written; the rows stay staged. Call it again.
+            StorageError: The query ended, but the table cannot be written. The rows stay staged; call it again.
         """
         ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
         if (timeout is None or ended) and self._drains_at_end and self._query.exception() is None:
@@ -144,13 +138,13 @@ class AccumulatorQuery:
         return ended
 
     def processAllAvailable(self) -> None:
-        """Wait until all that the sources have now was staged. `flush` brings it to the table.
+        """Wait until all rows that the sources have now are staged. `flush` brings them to the table.
 
-        Raises what the query died of. Spark's own would wait for ever: the heartbeat of `write_stream` always has
-        something new.
+        Raises the error that ended the query. Spark's own method would wait for ever, because the heartbeat of
+        `write_stream` always has something new.
         """
         before = self._query.lastProgress
-        # A micro-batch that runs now may not have seen what is new; the one after it has.
+        # The current micro-batch may not have seen the newest rows; the next one has.
         last = None if before is None else before["batchId"] + 1
         while self.isActive:
             progress = self._query.lastProgress
@@ -163,9 +157,10 @@ class AccumulatorQuery:
             raise error
 
     def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
-        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
-        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
-        Connect.
+        """Return the futures of a recent micro-batch, one for each staged file and table partition.
+
+        There are none until the files are counted: once a file of the table may be full, at the latest with the drain.
+        Raises ConfigError under Spark Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
         return self._sender.policy.futures.get(batch_id, ())
@@ -176,7 +171,7 @@ class AccumulatorQuery:
         Raises:
             ConfigError: The query runs under Spark Connect.
             StorageError: The query ended before its rows were in the table.
-            ForeignWriterError: Another run of the query goes on with the checkpoint.
+            ForeignWriterError: Another run of the query uses the checkpoint now.
         """
         if not self.isActive:
             self.drain()
@@ -191,18 +186,18 @@ class AccumulatorQuery:
             time.sleep(POLL_SECONDS)
 
     def stop(self, drain: bool = False) -> None:
-        """Stop the query, between micro-batches if it pauses; what is staged waits for the next run. A drain that is
-        under way is ended.
+        """Stop the query. Staged rows wait for the next run; a drain that is running is ended first.
 
-        One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
+        It waits up to ten seconds for a pause between micro-batches. A query that is stopped within one leaves pages of
+        stack traces in Spark's log, and keeps running for a while under Spark Connect.
 
         Args:
-            drain: Whether to bring what is staged to the table then.
+            drain: Bring the staged rows to the table, too.
 
         Raises:
-            StorageError: The table cannot be written by ``drain``, or the drain that was under way cannot be read back;
-                the rows stay staged. Call it again.
-            ForeignWriterError: ``drain``, and another run of the query goes on with the checkpoint.
+            StorageError: The table cannot be written, or the running drain cannot be read back. The rows stay staged;
+                call it again.
+            ForeignWriterError: With ``drain``, if another run of the query uses the checkpoint now.
         """
         for _ in range(PAUSE_POLLS):
             if not self.isActive or (not self._is_due() and not self._query.status["isTriggerActive"]):
@@ -216,31 +211,31 @@ class AccumulatorQuery:
             self._sender.end_drain(self._spark)
 
     def _is_due(self) -> bool:
-        """Return True if the next micro-batch may begin before the query has stopped: at multiples of the trigger."""
-        every_ms = self._trigger_ms
+        """Return True if the next micro-batch may begin before the query has stopped."""
+        every_ms = self._trigger_ms  # Micro-batches begin at multiples of it.
         return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
 
     def _await_sender(self) -> None:
-        """A query that was stopped leaves its last micro-batch half done, and a drain: what counts is in the log."""
+        """Wait for the last micro-batch and drain of a query that was stopped. The log is right even without."""
         for _ in range(STOP_POLLS):
             if not (self._sender.is_running or self._sender.beside.is_busy):
                 break
             time.sleep(POLL_SECONDS)
 
     def drain(self) -> None:
-        """Bring everything staged to the table, the query having ended.
+        """Bring everything staged to the table after the query has ended.
 
         Raises:
             StorageError: The table cannot be written; the rows stay staged.
-            ForeignWriterError: Another run of the query goes on with the checkpoint, and brings them.
+            ForeignWriterError: Another run of the query uses the checkpoint now, and brings them.
         """
         self._await_sender()
         for other in self._spark.streams.active:
             if other.id == self._query.id:
                 raise ForeignWriterError(
-                    f"checkpoint {self.checkpoint} is that of query run {other.runId} now, which Spark started after "
-                    f"this one ({self._query.runId}) and which brings what is staged to the table. This one drains "
-                    "nothing any more: flush or close the accumulator of the run that goes on"
+                    f"checkpoint {self.checkpoint} is used by query run {other.runId} now, which Spark started after "
+                    f"this one ({self._query.runId}) and which brings the staged rows to the table. This run drains "
+                    "nothing any more: flush or close the accumulator of the other run"
                 )
         if not self._sender.is_true(self._spark):
             last = self._sender
@@ -258,12 +253,12 @@ class AccumulatorQuery:
 
 
 def is_theirs(description: object) -> bool:
-    """Return True if a source is the user's: ours make a row a micro-batch so that time passes."""
+    """Return True for a source of the user. Our own make a row a micro-batch, so that time passes."""
     return not str(description).startswith("RatePerMicroBatch")
 
 
 def _brought(progress: Any) -> bool:
-    """Return True if a micro-batch took in anything from the user's sources."""
+    """Return True if a micro-batch read anything from the user's sources."""
     theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
     return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
 

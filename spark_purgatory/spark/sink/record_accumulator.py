@@ -35,8 +35,8 @@ from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
 DEFAULT_TRIGGER_MS = 10_000
+# Spark's errors about a plan and its output mode; errors about a function's own mode have no condition.
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
-"""What Spark's errors about a plan and its output mode have; errors about a function's own mode have no name."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,12 +47,12 @@ class RecordAccumulator(SinkOptions):
     Args:
         path: Folder of the table; give this or ``table``. The first drain creates the table if it is not there.
         table: Name of the table; give this or ``path``.
-        format: "delta" or "iceberg", which needs a ``table`` (docs/how-to/iceberg.md). Without it a table that is there
-            says itself which it is, and a new one is a Delta table.
-        partition_by: Columns that partition the table. Of a table that is there they need not be given. If the table
-            computes a partition column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its
-            values wait together; a drain then writes a file for each value, and each is smaller than ``batch_size``.
-        batch_size: Size of file wanted for each table partition (``batch.size``).
+        format: "delta" or "iceberg", which needs a ``table`` (docs/how-to/iceberg.md). Without it an existing table
+            keeps its format, and a new one is a Delta table.
+        partition_by: Columns that partition the table; an existing table has its own. If the table computes a
+            partition column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its values wait
+            together. A drain then writes a file for each value, and each is smaller than ``batch_size``.
+        batch_size: Wanted size of a file of each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
         max_block: How long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
@@ -60,10 +60,10 @@ class RecordAccumulator(SinkOptions):
             (``retry.backoff.ms``).
         delivery_timeout: How long rows may wait for a failing table before the query stops. They stay staged
             (``delivery.timeout.ms``).
-        max_request_size: The most bytes in one transaction of the table, but for a single file
+        max_request_size: The most bytes in one transaction of the table; a single file may be larger
             (``max.request.size``).
-        shares_table: Several queries are meant to fill the table, each from other sources. Without it a query with a
-            new checkpoint warns of them: its sources' rows may be in the table already.
+        shares_table: Several queries fill the table, each from other sources. Otherwise a query with a new checkpoint
+            warns of the others, because its sources' rows may be in the table already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
@@ -78,8 +78,8 @@ class RecordAccumulator(SinkOptions):
 
     on_delivery: Callback[Delivery] | None = None
     python_only: ClassVar[tuple[str, ...]] = ("on_delivery",)
+    # The query that this accumulator started last, if any.
     _started: list[AccumulatorQuery] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The query that this accumulator started last, if it started one."""
 
     @cached_property
     def options(self) -> SinkOptions:
@@ -101,8 +101,8 @@ class RecordAccumulator(SinkOptions):
 
         Args:
             df: Any streaming DataFrame.
-            checkpoint: Folder of the query's checkpoint and, in ``staging``, of its staged rows; to be kept as long as
-                the table is.
+            checkpoint: Folder of the query's checkpoint and, in ``staging``, of its staged rows. Keep it as long as the
+                table.
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
                 with ``{"availableNow": True}`` everything is in the table when the query has ended.
             query_name: Name shown by Spark.
@@ -111,10 +111,10 @@ class RecordAccumulator(SinkOptions):
             The running query. Its `awaitTermination` drains what is staged when the query ends by itself.
 
         Raises:
-            ConfigError: The table, the checkpoint, the columns or the output mode cannot work; nothing was started.
+            ConfigError: The table, the checkpoint, the columns or the output mode cannot work. Nothing was started.
             TableLostError: The table that the checkpoint belongs to was replaced, restored or removed.
-            StateMismatchError: ``df`` comes from `Purgatory.resolve`, and cannot go on from the checkpoint's state; the
-                message lists every difference and the way out (docs/upgrading.md).
+            StateMismatchError: ``df`` comes from `Purgatory.resolve` and cannot go on from the checkpoint's state. The
+                message lists every difference and the remedy (docs/upgrading.md).
 
         Example::
 
@@ -127,13 +127,13 @@ class RecordAccumulator(SinkOptions):
         self._refuse(df, checkpoint)
         spark = df.sparkSession
         if is_remote():
-            # The server keeps the files that it listed for a read, by the read's number and words, and each process of
-            # a session counts its reads from 0: the worker of a restarted query would get the files of the last run.
+            # The server caches the files that it listed for a read by the read's number and text. Each process of a
+            # session counts its reads from 0, so the worker of a restarted query would get the files of the last run.
             spark.conf.set("spark.connect.session.planCache.enabled", "false")
         options, since = checked(spark, df.schema, self.options, checkpoint)
         wanted = settings_to_start(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery, since)
-        # A stream that stops receiving lets its last rows out all the same: foreachBatch is called at each trigger,
+        # A stream that receives nothing more still delivers its last rows: foreachBatch is called at each trigger,
         # because a second stream without rows always has something new.
         with_heartbeat = df.unionAll(heartbeats(spark, df.schema).where(F.lit(False)))
         writer = with_heartbeat.writeStream.foreachBatch(sender).outputMode("append")
@@ -170,7 +170,7 @@ class RecordAccumulator(SinkOptions):
         Raises:
             ConfigError: No query was started.
             StorageError: The table cannot be written; the rows stay staged.
-            ForeignWriterError: Another run of the query goes on with the checkpoint, and brings them.
+            ForeignWriterError: Another run of the query uses the checkpoint now, and brings them.
 
         Example::
 
@@ -179,7 +179,7 @@ class RecordAccumulator(SinkOptions):
         self._query_to("close").stop(drain=True)
 
     def table_exists(self, spark: SparkSession) -> bool:
-        """Return True if the table is there.
+        """Return True if the table exists.
 
         Args:
             spark: The session.
@@ -192,16 +192,16 @@ class RecordAccumulator(SinkOptions):
         return self._target(spark).exists(spark)
 
     def read(self, spark: SparkSession, *, staged: bool = False, checkpoint: str | None = None) -> DataFrame:
-        """The table; with ``staged`` also the rows that still wait for their file, each row once.
+        """Return the table; with ``staged`` also the rows that still wait for their file, each row once.
 
         Args:
             spark: The session.
-            staged: Whether to add the rows that wait. Evaluate that DataFrame soon: a drain that ends meanwhile
-                removes the staged files, and Spark says that they are missing.
-            checkpoint: Whose staged rows; without it those of the query that this object started.
+            staged: Add the rows that wait. Evaluate that DataFrame soon: a drain that ends meanwhile removes the staged
+                files, and Spark then reports that they are missing.
+            checkpoint: The checkpoint of the staged rows. Default: that of the query that this object started.
 
         Raises:
-            ConfigError: The table is not there yet, or ``staged`` without a checkpoint and without a query.
+            ConfigError: The table does not exist yet, or ``staged`` has neither a checkpoint nor a query.
 
         Example::
 
@@ -210,8 +210,8 @@ class RecordAccumulator(SinkOptions):
         if not staged:
             if not self.table_exists(spark):
                 raise ConfigError(
-                    f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited "
-                    "for linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
+                    f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
+                    "waited for linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
                 )
             return self._target(spark).read(spark)
         if checkpoint is None:
@@ -242,14 +242,14 @@ class RecordAccumulator(SinkOptions):
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
         if self._started and self._started[-1].isActive:
-            raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
+            raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another accumulator")
         require_name(checkpoint, "checkpoint")
         if "_metadata" in map(str.lower, df.columns):
             raise ConfigError("column '_metadata' hides Spark's own of that name, which the sink needs: rename it")
 
 
 def trigger_of(processingTime: Duration | None = None, availableNow: bool | None = None) -> dict[str, Any]:
-    """The argument of ``DataStreamWriter.trigger``: of the units that we read, Spark knows some."""
+    """Return the argument of ``DataStreamWriter.trigger``, in a unit that Spark reads."""
     if processingTime is None:
         return {"availableNow": availableNow}
     return {"processingTime": f"{parse_duration(processingTime, 'trigger processingTime') // 1000} milliseconds"}
@@ -265,6 +265,6 @@ def _start(writer: DataStreamWriter, spark: SparkSession, wanted: Mapping[str, s
         name = f" ({error.getCondition()})" if error.getCondition() else ""
         raise ConfigError(  # Spark's error shows the whole plan.
             f"Spark runs this stream in another output mode only{name}, but the table is appended to, each row once. "
-            "For an aggregation give the stream a watermark and group by a window of its column, and a result comes "
-            "once, when it is final; to update rows in place use foreachBatch with MERGE instead"
+            "For an aggregation give the stream a watermark and group by a window of its column: each result comes "
+            "once, when it is final. To update rows in place use foreachBatch with MERGE"
         ) from None

@@ -1,8 +1,8 @@
-"""Which of two entries of one name in a staging log is the true one, and the removal of the others.
+"""Finds the true one of two entries of one name in a staging log, and removes the other.
 
-Two runs of a query that write at once leave two intents of one number. The table decides: it holds the commit of one of
-them, or of none. Where it holds none, the intent that covers more micro-batches is the true one: what it takes and
-leaves is everything that was staged up to its last micro-batch, so that no row is lost. Both runs have to be stopped.
+Two runs of a query that write at once leave two intents of one number. The table decides which is true: it has the
+commit of one of them, or of neither. Then the intent that covers more micro-batches is true, because it takes or leaves
+everything that was staged up to its last micro-batch: no row is lost. Both runs must be stopped.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Conflict(NamedTuple):
 
     def __str__(self) -> str:
         others = ", ".join(entry.path for entry in self.false)
-        return f"{self.true.name}: {self.true.path} is the true entry, for {self.why}. Not true: {others}"
+        return f"{self.true.name}: {self.true.path} is the true entry, because {self.why}. Not true: {others}"
 
 
 def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
-    """The intents of one number that differ, with the true one.
+    """Return the intents of one number that differ, with the true one.
 
     Raises:
-        ConfigError: The checkpoint is no sink's.
-        ForeignWriterError: The table holds a commit of neither.
-        StagingError: Entries differ that are no intents, or one is damaged.
+        ConfigError: The checkpoint does not belong to a sink.
+        ForeignWriterError: The table has a commit of someone else.
+        StagingError: Other entries differ, or one is damaged.
     """
     place = StagingFolder.of(spark, checkpoint)
     by_name: dict[str, list[LogEntry]] = {}
@@ -48,7 +48,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
         return []
     claimed = claimed_by(spark, checkpoint)
     if not claimed:
-        raise ConfigError(f"checkpoint={checkpoint!r} was made by no RecordAccumulator: there is nothing to repair")
+        raise ConfigError(f"checkpoint={checkpoint!r} was not made by a RecordAccumulator: there is nothing to repair")
     target = opened(with_format(spark, SinkOptions(path=claimed.get("path"), table=claimed.get("table"))))
     app_id = app_id_of(spark, checkpoint)
     return [_decided(spark, target, app_id, name, found) for name, found in sorted(differing.items())]
@@ -64,7 +64,7 @@ def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
 def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entries: list[LogEntry]) -> Conflict:
     if not name.startswith("intent="):
         raise StagingError(
-            f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "
+            f"the entries {', '.join(entry.path for entry in entries)} differ, and no table tells which is true. Bring "
             f"the checkpoint's folder 'staging' back from a copy, or {START_OVER}"
         )
     number = int(name.partition("=")[2])
@@ -75,19 +75,18 @@ def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entrie
         true = next((entry for entry in entries if entry.body["uuid"] == commit.intent_uuid), None)
         if true is None:
             raise ForeignWriterError(
-                f"table {target} holds transaction {number} of app id {app_id!r}, and it is of neither "
+                f"table {target} holds transaction {number} of app id {app_id!r}, which belongs to neither "
                 f"{' nor '.join(entry.path for entry in entries)}: someone else writes to the table with the query's "
                 f"app id. Nothing was changed. Stop them, and {START_OVER}"
             )
         why = f"version {commit.version} of table {target} is its commit"
     elif not history.is_whole_since(since):
         raise StorageError(
-            f"the history of table {target} was cut since {name}, so it does not say whether "
-            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. The way out is to "
-            f"{START_OVER}"
+            f"the history of table {target} was cut since {name}, so it does not show whether "
+            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. To go on, {START_OVER}"
         )
     else:
         true = max(entries, key=lambda entry: (entry.body["last_batch"], entry.body["run"]))
         last = true.body["last_batch"]
-        why = f"table {target} holds a commit of none, and this one covers micro-batches up to {last}"
+        why = f"table {target} holds neither commit, and this entry covers micro-batches up to {last}"
     return Conflict(true, tuple(entry for entry in entries if entry.body != true.body), why)

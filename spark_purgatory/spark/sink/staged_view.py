@@ -1,4 +1,4 @@
-"""The table as it would be if everything staged were drained now."""
+"""The table with its staged rows, as if everything staged were drained now."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_names
-from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
@@ -25,16 +25,15 @@ TRIES = 5
 
 
 def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
-    """A version of the table, and the staged rows that it does not have; each row once, drains or not.
+    """Return a version of the table with the staged rows that it does not have, each row once.
 
-    A micro-batch is seen once Spark has committed it, or a drain has taken some of it: before that its folder may be
-    half written. The staging folder is read between two looks at the table's version: if these agree, it is of the same
-    time.
+    A micro-batch is included once Spark has committed it or a drain has taken some of it, because its folder may be
+    half written before. The staging folder is read between two looks at the table's version, until these agree.
     """
     if not is_checkpoint(spark, checkpoint):
         raise ConfigError(
             f"checkpoint={checkpoint!r} is not the checkpoint of a query that was started: start the query, or name "
-            "the checkpoint of the one whose staged rows you want"
+            "the checkpoint of the query whose staged rows you want"
         )
     place = StagingFolder.of(spark, checkpoint)
     ledger, pieces, version = _looked_at(spark, target, checkpoint, place)
@@ -42,7 +41,7 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
         return target.read(spark, version)
     if ledger.schema is None:
         raise ConfigError(
-            f"table {target} is not there yet, and no row is staged for it: its query has not had a micro-batch with "
+            f"table {target} does not exist yet, and no row is staged for it: its query has not had a micro-batch with "
             "rows. Ask exists() before, or read again later"
         )
     columns = StagedColumns.of(ledger.schema)
@@ -63,11 +62,15 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
 def _looked_at(
     spark: SparkSession, target: Target, checkpoint: str, place: StagingFolder
 ) -> tuple[Ledger, list[Piece], int]:
-    """The ledger, the pieces that a version of the table lacks, and that version, all of one time."""
-    # The query may name the table in another way than the reader, and other tables may have its name.
-    claimed, here = claimed_by(spark, checkpoint), resolved(spark, SinkOptions(path=target.path, table=target.table))
-    is_named = not claimed or is_one_table(claimed, {"path": here.path} if here.path else {"table": str(here.table)})
-    app_id = app_id_of(spark, checkpoint)
+    """Return the ledger, the pieces that a version of the table lacks, and that version, all of one time."""
+    # The query and the reader may call the table by other names, and other tables may have its name.
+    claimed, here = (
+        table_claim.claimed_by(spark, checkpoint),
+        resolved(spark, SinkOptions(path=target.path, table=target.table)),
+    )
+    ours = {"path": here.path} if here.path else {"table": str(here.table)}
+    is_named = not claimed or table_claim.is_one_table(claimed, ours)
+    app_id = table_claim.app_id_of(spark, checkpoint)
     for _ in range(TRIES):
         before = _version_of(spark, target)
         committed = next_batch(spark, checkpoint)
@@ -78,13 +81,13 @@ def _looked_at(
             repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
             known = ledger.adopt(pieces, committed, repartitions)
         except StagingError as error:
-            # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
+            # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
             found = error
         if before == _version_of(spark, target):
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
-                    f"checkpoint={checkpoint!r} belongs to table {theirs}, and {target} has no row of its query: name "
+                    f"checkpoint={checkpoint!r} belongs to table {theirs}, but {target} has no row of its query: name "
                     "the table as the query does"
                 )
             if found is not None:
@@ -92,16 +95,16 @@ def _looked_at(
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
             return ledger, _waiting(spark, target, ledger, app_id, before), before
-    raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
+    raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were read: try again")
 
 
 def _version_of(spark: SparkSession, target: Target) -> int:
-    """Version of the table, `NO_VERSION` if it is not there."""
+    """Return the version of the table, `NO_VERSION` if it does not exist."""
     return target.history(spark).version if target.facts(spark) is not None else NO_VERSION
 
 
 def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> bool:
-    """Return True if the table is the one that the query writes to, under whatever name."""
+    """Return True if the query writes to this table, under any name."""
     facts = target.facts(spark)
     if facts is None or ledger.table_id is not None:
         return facts is not None and facts.id == ledger.table_id
@@ -109,7 +112,7 @@ def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> 
 
 
 def _waiting(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, version: int) -> list[Piece]:
-    """The staged pieces that a version of the table lacks. StagingError if nobody can tell."""
+    """Return the staged pieces that a version of the table lacks. StagingError if that cannot be known."""
     intent, staged = ledger.intent, [*ledger.pieces.values()]
     if intent is None or (ledger.is_done and version != NO_VERSION):
         return staged
@@ -119,7 +122,7 @@ def _waiting(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, v
             return staged
         if intent.number not in history.drains(app_id) and not history.is_whole_since(intent.base_version):
             raise StagingError(
-                f"the history of table {target} was cut since drain {intent.number} was begun, so whether its rows are "
-                "in the table or staged is not known. Start the query, which finishes the drain. Then read again"
+                f"the history of table {target} was cut after drain {intent.number} began, so it does not show whether "
+                "the drain's rows are in the table. Start the query, which finishes the drain. Then read again"
             )
     return [*intent.taken, *staged]

@@ -1,15 +1,15 @@
-"""What `write_stream` looks at before it starts the query, the first time and at every restart.
+"""The checks of `write_stream` before each start of a query.
 
-A query that starts reads its sources, changes its state and stages rows; an error of the first drain comes when all
-that has happened, and cannot always be mended then. So what can be checked before is checked before:
+A query reads its sources, changes its state and stages rows before its first drain, when an error may be too late to
+mend. So everything that can be checked earlier is:
 
 1. The session has the table's format.
-2. The checkpoint lies outside the table's folder and is this table's (`table_claim`).
-3. The columns: a table of the format can hold them, and this one takes them.
-4. There is a table, which lets this sink write exactly once; or it can be made.
-5. The state of the checkpoint is one that a purgatory in the query can go on from (`settings_to_start`).
+2. The checkpoint is outside the table's folder and belongs to this table (`table_claim`).
+3. A table of the format can hold the columns, and this one takes them.
+4. The table lets this sink write exactly once, or can be created.
+5. A purgatory in the query can go on from the checkpoint's state (`settings_to_start`).
 
-A reader of the table sees nothing of it: a table that is missing is not made. Its folder may be, empty.
+A missing table is not created, but its empty folder may be.
 """
 
 from __future__ import annotations
@@ -26,36 +26,34 @@ from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageErro
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table import table_place
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
-from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
 from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
-MAX_OTHERS = 3
-"""Queries that are named, of those that have filled a table."""
+MAX_OTHERS = 3  # A warning names so many of the queries that have filled a table.
 
 
 def checked(
     spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str
 ) -> tuple[SinkOptions, int]:
-    """Raise what would keep a stream of these columns from its table; return the options to start with, and the version
-    of the table whose names of columns the stream has.
+    """Return the options to start with and the table's version whose column names the stream has, or raise an error.
 
-    In these ``partition_by`` names the columns as the stream does, also where the table alone says what they are.
-    Partition columns that the table computes, and the stream lacks, are left out.
+    ``partition_by`` of these options has the stream's names, also if only the table names its partition columns. It
+    lacks partition columns that the table computes and the stream does not have.
     """
     with settings(spark, SMALL_QUERY):
         given = replace(options, partition_by=())
         given = replace(given, format=with_format(spark, given).format)
         if given.table:
-            _facts(spark, opened(given))  # A temporary view has no other name.
-        now, since, ledger = resolved(spark, given), NO_VERSION, Ledger()
+            _facts(spark, opened(given))  # A temporary view is found by this name alone.
+        now, since, ledger = table_place.resolved(spark, given), NO_VERSION, Ledger()
         target, facts, folder = _looked_at(spark, now, checkpoint)
         names, table_id = [str(each.path or each.table) for each in (now, given)], facts.id if facts else ""
         ours = {"path" if given.path else "table": names[0], "given": names[1], "id": table_id}
@@ -86,12 +84,12 @@ def checked(
 
 
 def _has_filled(spark: SparkSession, target: Target, checkpoint: str) -> bool:
-    """Return True if the checkpoint's query has brought rows to a table."""
+    """Return True if the checkpoint's query has filled a table."""
     return target.exists(spark) and app_id_of(spark, checkpoint) in target.history(spark, first=LOOKED_AT).queries()
 
 
 def _warn_of_others(spark: SparkSession, target: Target, checkpoint: str) -> None:
-    """A new query reads its sources from their beginning: what another has brought from them would come again."""
+    """Warn of other queries: a new one reads its sources from their beginning, and may bring their rows again."""
     others = [
         f"{app_id} ({len(drains):,} drain{'s' * (len(drains) != 1)}, the last in version {drains[0].version} at "
         f"{drains[0].at})"
@@ -109,14 +107,14 @@ def _warn_of_others(spark: SparkSession, target: Target, checkpoint: str) -> Non
 def _looked_at(
     spark: SparkSession, options: SinkOptions, checkpoint: str
 ) -> tuple[Target, TableFacts | None, str | None]:
-    """The table, what it is, and its folder where that is known, in which the checkpoint may not be."""
+    """Return the table, its facts, and its folder if that is known. The checkpoint must be outside."""
     target = opened(options)
     facts = _facts(spark, target)
-    folder = facts.location if facts else options.path or place_of_name(spark, str(options.table))
+    folder = facts.location if facts else options.path or table_place.place_of_name(spark, str(options.table))
     if facts is None and options.format == "iceberg":
         folder = None  # Its catalog chooses it.
     if folder is not None:
-        check_outside(spark, checkpoint, folder, must_be_empty=facts is None and options.table is not None)
+        table_place.check_outside(spark, checkpoint, folder, must_be_empty=facts is None and options.table is not None)
     return target, facts, folder
 
 
@@ -135,7 +133,7 @@ def _facts(spark: SparkSession, target: Target) -> TableFacts | None:
 
 
 def _in_stream(spark: SparkSession, name: str, schema: T.StructType, anyhow: bool = False) -> str:
-    """A column as the stream names it, found as Spark finds columns; ``anyhow`` as Delta does, whatever the case."""
+    """Return the stream's name of a column, found as Spark finds columns; ``anyhow`` ignores case as Delta does."""
     sensitive = not anyhow and spark.conf.get("spark.sql.caseSensitive", "false") == "true"
     for known in schema.names:
         if known == name or (not sensitive and known.lower() == name.lower()):
@@ -151,7 +149,7 @@ def _of_table(
     facts: TableFacts,
     special: SpecialColumns,
 ) -> tuple[str, ...]:
-    """The table's partition columns that the stream has, as it names them."""
+    """Return the stream's names of the table's partition columns that it has."""
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
     for name in ours:
@@ -181,7 +179,7 @@ def _check_new_columns(spark: SparkSession, target: Target, schema: T.StructType
 
 
 def _check_special(target: Target, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:
-    """Columns of a table that is there, which takes no values for them, or no rows without."""
+    """Raise SchemaMismatchError for columns that the table computes itself, or must have."""
     given = {name.lower() for name in schema.names}
     if closed := sorted(special.closed & given):
         raise SchemaMismatchError(
