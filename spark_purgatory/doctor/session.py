@@ -31,17 +31,16 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.worker_python import arrow_remedy
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")  # What a worker imports to run a purgatory
-TASKS = 16  # How many tasks the tiny job has: some for each executor of a small cluster
+TASKS = 16  # Tasks of the tiny job: some for each executor of a small cluster
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"
-SETTINGS = "TRANSFORM_WITH_STATE_SETTINGS"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 
 def session_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Everything about a session, in the order in which a query would need it."""
+    """Yield all findings about a session, in the order in which a query would need it."""
     yield release_finding("Spark", spark.version)
     yield from worker_findings(spark)
     yield delta_finding(spark)
@@ -53,7 +52,7 @@ def session_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
-    """A function that tells, as JSON, of the Python that runs it. It is sent by value, and imports what it needs."""
+    """Make a function that describes the Python that runs it, as JSON. It is sent by value and imports its modules."""
 
     def about(_: Any) -> str:
         import json
@@ -76,7 +75,7 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
 
 
 def worker_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Workers' Python and packages beside this process's, and their clocks."""
+    """Yield findings about the workers' Python, packages and clocks, compared with this process's."""
     # Plain rows: with Arrow, a worker that lacks it could not answer.
     asked = (*PACKAGES, requirements.MESSAGES)
     ask = F.udf(about_worker(asked), "string", useArrow=False)
@@ -103,7 +102,6 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     for package in PACKAGES:
         yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
     yield protobuf_finding({w["packages"][requirements.MESSAGES] for w in workers})
-
     moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
     skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
     yield clock_finding("workers' clocks", skew_ms, "this machine's")
@@ -160,13 +158,11 @@ def transactions_finding(spark: SparkSession) -> Finding:
 
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Settings that a query has from its session."""
+    """Yield findings about the settings that a query has from its session."""
     store = str(spark.conf.get(requirements.PROVIDER)).rpartition(".")[2]
     remedy = f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}: no other is tested"
-    is_tested = store in TESTED_STORES
-    yield Finding(
-        "state store", f"{store}, {TESTED_STORES[store]}" if is_tested else store, "" if is_tested else remedy
-    )
+    found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)
+    yield Finding("state store", found, remedy)
     if store == "RocksDBStateStoreProvider":
         name = requirements.CHANGELOG
         yield note("state store's changelog", f"{name} = {spark.conf.get(name, 'false')}")
@@ -185,7 +181,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def log_host_finding(spark: SparkSession) -> Finding:
-    """Report whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
+    """Report whether a purgatory could have ``host="transformWithState"``, and with the settings that make it fast."""
     what = f'host="{LOG_HOST}"'
     try:
         requirements.check_log_host(spark)
@@ -193,7 +189,10 @@ def log_host_finding(spark: SparkSession) -> Finding:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
         return note(what, f"not in this session: {why}")
     if "RocksDB" not in str(spark.conf.get(requirements.PROVIDER)):
-        return note(what, f"ready for RecordAccumulator.write_stream; for another start set {SETTINGS} before it")
+        ready = (
+            "ready for RecordAccumulator.write_stream; for another start set TRANSFORM_WITH_STATE_SETTINGS before it"
+        )
+        return note(what, ready)
     wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS.items()
     lacking = [f"{name} = {value}" for name, value in wanted if spark.conf.get(name, None) != value]
     return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")

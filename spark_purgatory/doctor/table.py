@@ -21,18 +21,18 @@ from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
-TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
-"""Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
-LOG_RETENTION = TELLING[0]
+LOG_RETENTION = "delta.logRetentionDuration"
+# Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions
+TELLING = (LOG_RETENTION, "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 MIN_HISTORY_HOURS = 24  # A query that is stopped for a night finds its last drain in the history when it starts again
 UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _LENGTH = re.compile(rf"(\d+) ({'|'.join(UNIT_HOURS)})s?", re.IGNORECASE)
+# Features of a table whose last commits may be in a catalog alone
 CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"})
-"""Features of a table whose last commits may be known to a catalog alone."""
 
 
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:
-    """Everything about a table; with a checkpoint also whether it still holds what that has delivered."""
+    """Yield all findings about a table; with a checkpoint also whether the table still has what that delivered."""
     try:
         target = opened(with_format(spark, SinkOptions(path=place.get("path"), table=place.get("table"))))
         facts = target.facts(spark)
@@ -76,22 +76,19 @@ def delta_findings(spark: SparkSession, target: DeltaTarget, facts: TableFacts) 
 
 
 def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings about the properties: transactions are kept, and the properties that only cut the history."""
+    """Yield findings about properties: transactions are kept, and some properties only cut the history."""
     yield Finding("table keeps transactions", "delta.setTransactionRetentionDuration is not set")
     for name in TELLING:
         if name in properties:
             yield note("table property", f"{name} = {properties[name]}: cuts the history, not the transactions")
     kept = _LENGTH.search(properties.get(LOG_RETENTION, ""))
     if kept is not None and int(kept[1]) * UNIT_HOURS[kept[2].lower()] < MIN_HISTORY_HOURS:
-        yield Finding(
-            "table history",
-            f"kept for {kept[0]}: a RESTORE that is no longer in it is not noticed",
-            f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')",
-        )
+        remedy = f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')"
+        yield Finding("table history", f"kept for {kept[0]}: a RESTORE that is no longer in it is not noticed", remedy)
 
 
 def delivery_finding(spark: SparkSession, target: Target, checkpoint: str) -> Finding:
-    """Report what the sink would say at its start: was the table replaced, restored or written under the query's id?"""
+    """Report the check of the sink's start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:
         sender = Sender(with_format(spark, SinkOptions(path=target.path, table=target.table)), checkpoint)

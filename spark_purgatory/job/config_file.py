@@ -27,9 +27,9 @@ from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
 from spark_purgatory.job.job_config import JobConfig
 
 MAX_VALUE_CHARS = 60  # A wrong value is quoted up to this length: enough to recognise it on one line of a terminal
+# Parts of pydantic's place of an error that are not fields: the key of a mapping, the types of a union
 BRANCHES = ("[key]", "bool", "literal['all']")
-"""What pydantic adds to the place of an error, and is no field: the key of a mapping, the types of a union."""
-WORDS = {
+WORDS = {  # The allowed values, by pydantic's type of error; in braces the values of its context
     "string_type": "must be text",
     "string_too_short": "must not be empty",
     "string_pattern_mismatch": "only settings whose name starts with 'spark.' are allowed",
@@ -40,21 +40,17 @@ WORDS = {
     "list_type": "must be a list",
     "dict_type": "must be names with a value each",
 }
-"""What is allowed, by pydantic's type of error; in braces what it says beside."""
 FORMATS = "'parquet', 'json', 'csv', 'delta' or 'kafka'"
-FORMS = {
+FORMS = {  # The right form of a section that was given as a single value
     "trigger": "write processingTime: 10 seconds, or availableNow: true, below it",
     "operations.source": f"write format: and what it needs below it: {FORMATS}",
     "completions.source": f"write format: and what it needs below it: {FORMATS}",
 }
-"""How a section is written that was given as a single value."""
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 MOST_VALUES = 10_000  # In one file, with what its aliases repeat
 MERGE = "tag:yaml.org,2002:merge"  # The tag of ``<<``
-FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")
-"""A field of a mapping with names of its own, dots and all."""
-_NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")
-"""What YAML says of a value that begins with * & or !, as a password may."""
+FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")  # A name with dots in a free mapping
+_NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")  # Quotes values that begin * & or !, as passwords may
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -84,7 +80,7 @@ def wrong(field: str, given: str, allowed: str, origin: str = "the job file") ->
 
 
 def _given(error: ErrorDetails) -> str:
-    """The value as the file has it, or nothing where it is absent, large or may be a secret."""
+    """Return the value in the file, or nothing if it is absent, large or may be a secret."""
     is_hidden = isinstance(error["input"], (dict, list, BaseModel, NoneType)) or error["type"] == "missing"
     if is_hidden or set(SECRET) & set(map(str, error["loc"])):
         return ""
@@ -125,13 +121,10 @@ def _problem(error: ErrorDetails) -> Problem:
 
 
 def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[Problem]) -> dict[str, Any]:
-    """The fields of a section that its model has, and a misspelt one under the name that may be meant.
-
-    pydantic leaves a section's other errors out where a field is unknown.
-    """
+    """Return a section's known fields, and misspelt ones under the name meant, so that pydantic checks the rest."""
     try:
         given = model.long_form(given)
-    except ValueError:  # The model says it with its field.
+    except ValueError:  # The model raises it again, with its field
         return given
     kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     fields = {name: value for name, value in given.items() if name in kinds}
@@ -151,7 +144,7 @@ def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[P
 
 
 def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
-    """One problem for each field: what each type of a union allows stands in one sentence."""
+    """Return one problem for each field: one sentence has all that the types of a union allow."""
     found: dict[tuple[str, str], Problem] = {}
     for problem in map(_problem, errors):
         place = problem.field, problem.given
@@ -166,10 +159,7 @@ def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a name given twice is an error, where PyYAML keeps the last; and whose errors have their line.
-
-    Numbers are those of YAML 1.2: 010 is ten, and 1:30 is text.
-    """
+    """YAML whose errors have a line, a name given twice too. Numbers are YAML 1.2's: 010 is ten, and 1:30 is text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [rule for rule in rules if rule[0] not in (INT, FLOAT)]
@@ -178,7 +168,7 @@ class _UniqueKeys(yaml.SafeLoader):
     lines: dict[str, int]
 
     def get_single_node(self) -> yaml.Node | None:
-        """The file's node. What aliases repeat is counted before it is made, for each may be of ten others."""
+        """Return the file's node. Repeats by aliases are counted before they are made: they may multiply."""
         node = super().get_single_node()
         if _size(node, {}) > MOST_VALUES:
             raise yaml.YAMLError(f"its aliases repeat more than {MOST_VALUES:,} values")
@@ -186,13 +176,13 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Check the names of a mapping, then add what ``<<`` takes from others: that may be said otherwise here."""
+        """Check the names of a mapping, then add the names from ``<<``, which may be repeated here."""
         self._check_names(node)
         super().flatten_mapping(node)
 
     def _check_names(self, node: yaml.MappingNode) -> None:
         if vars(node).get("is_checked"):
-            return  # And flattened since: what it has in place of << it may have twice.
+            return  # It is flattened since: names from << may be in it twice
         seen: set[object] = set()
         for name_node, _ in node.value:
             if not isinstance(name_node, yaml.ScalarNode):
@@ -205,11 +195,11 @@ class _UniqueKeys(yaml.SafeLoader):
         vars(node)["is_checked"] = True
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A node's value; PyYAML's own errors for 2024-02-30 and the like are Python's, of no line."""
+        """Return a node's value; for 2024-02-30 and the like PyYAML raises Python's errors, which have no line."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
-            problem = "this is no date, number or truth value, though it is written like one: put it in quotes"
+            problem = "this is not a date, number or truth value, though it looks like one: put it in quotes"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
@@ -230,7 +220,7 @@ def _inner(node: yaml.Node | None) -> list[tuple[str, yaml.Node, yaml.Node]]:
 
 def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
     if id(node) not in known:
-        known[id(node)] = 0  # of a value that holds itself
+        known[id(node)] = 0  # For a value that contains itself
         known[id(node)] = 1 + sum(_size(inner, known) for _, _, inner in _inner(node))
     return known[id(node)]
 
@@ -256,11 +246,10 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        said = _NAMED.sub(r"\1that is not defined", said)
+        said = _NAMED.sub(r"\1that is not defined", getattr(error, "problem", None) or str(error).splitlines()[0])
         raise wrong(where, "", f"not YAML: {said}", origin) from None
     except RecursionError:
-        raise wrong("the file", "", "a value holds itself, or is nested too deeply", origin) from None
+        raise wrong("the file", "", "a value contains itself, or is nested too deeply", origin) from None
 
 
 def _override(document: dict[str, Any], assignment: str, number: int) -> None:
@@ -306,7 +295,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         _override(document, assignment, number)
         changed = assignment.partition("=")[0]
         lines = {field: line for field, line in lines.items() if not f"{field}.".startswith(f"{changed}.")}
-        lines[changed] = 0  # The file has no line of it.
+        lines[changed] = 0  # It has no line in the file
     problems: list[Problem] = []
     meant = _meant(_expand(document, "", problems), JobConfig, "", problems)
     config, found = None, list[Problem]()

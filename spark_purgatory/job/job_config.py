@@ -17,23 +17,11 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, options_of
 from spark_purgatory.config.options import NO_WATERMARK
-from spark_purgatory.config.units import Duration as DurationOption
-from spark_purgatory.config.units import Size as SizeOption
+from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.job.config_types import (
-    Duration,
-    Model,
-    Number,
-    OneColumn,
-    Scalar,
-    Setting,
-    Size,
-    Text,
-    Texts,
-    TimeOutText,
-    Whole,
-)
+from spark_purgatory.job import config_types
+from spark_purgatory.job.config_types import Model, Scalar, Text, Texts, Whole
 from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
 
 
@@ -64,21 +52,20 @@ def _watermark(given: str | None) -> str:
     return given
 
 
-TYPES: dict[Any, Any] = {
-    ColumnLike: OneColumn,
-    TimeOut: TimeOutText,
+TYPES: dict[Any, Any] = {  # The file's types for options of these types; others are the same as in Python
+    ColumnLike: config_types.OneColumn,
+    TimeOut: config_types.TimeOutText,
     Columns: Texts,
     Names: Texts,
-    DurationOption: Duration,
-    SizeOption: Size,
+    Duration: config_types.Duration,
+    Size: config_types.Size,
     int: Annotated[Whole, Field(ge=1, le=MOST_COUNT)],
 }
-"""What the file takes for an option of each type; what is not here, it takes as Python does."""
 M = TypeVar("M", bound=Model)
 
 
 def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[M]], type[M]]:
-    """A model with a field for each option that a class of `spark_purgatory.config` declares."""
+    """Add a field to a model for each option that a class of `spark_purgatory.config` declares."""
 
     def add(model: type[M]) -> type[M]:
         added: dict[str, Any] = {}
@@ -133,20 +120,20 @@ class ByRowSection(Model):
     levels: Text | None = None
 
 
+# A criterion as in Python, or without its colon: "quorum(2)", "count 2"
 ALMOST = re.compile(r"(?:criteria\.)?([A-Za-z_ ]+?)[\s(:=]*([\d.]*)[)\s]*")
-"""A criterion as in Python, or without its colon: "quorum(2)", "count 2"."""
 
 
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
     rule: Literal[(*RULES, "by_row")]  # type: ignore[valid-type]
-    need: Number | None = None
+    need: config_types.Number | None = None
     by_row: ByRowSection | None = None
 
     @classmethod
     def long_form(cls, given: Any) -> Any:
-        """A criterion that is written ``any_key`` or ``{quorum: 2}``, with the names of its fields."""
+        """Return ``any_key`` or ``{quorum: 2}`` with the names of its fields."""
         if given == "by_row":
             return {"rule": "by_row", "by_row": {}}
         if isinstance(given, str):
@@ -210,14 +197,13 @@ class Output(Model):
     """The output: a table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
 
     topic: Text | None = None
-    options: dict[str, Scalar] = Field(default_factory=dict)
-    """Options of the topic's producer: ``kafka.bootstrap.servers`` and others that begin with ``kafka.``."""
+    options: dict[str, Scalar] = Field(default_factory=dict)  # The topic's producer: ``kafka.bootstrap.servers``, ...
 
     @model_validator(mode="after")
     def _checked(self) -> Output:
         if self.topic is None:
             if self.options:
-                raise ValueError("options are those of a Kafka topic: name it, as topic: outcomes")
+                raise ValueError("options belong to a Kafka topic: name it, as topic: outcomes")
             self.made()
             return self
         if others := sorted(set(_given(self, but=TOPIC_FIELDS))):
@@ -235,7 +221,7 @@ class Output(Model):
 class Trigger(Model):
     """The start of micro-batches: by the clock, or one after the other until all is read."""
 
-    processingTime: Duration | None = None
+    processingTime: config_types.Duration | None = None
     availableNow: Literal[True] | None = None
     one_of: ClassVar[tuple[str, ...]] = ("processingTime", "availableNow")
 
@@ -251,13 +237,9 @@ class MetricsOutput(Model):
     """The reporters of the job's metrics (docs/metrics.md)."""
 
     prometheus_port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
-    """Serve them for Prometheus at this port."""
-    json_lines: Text | None = None
-    """Append them to this local file."""
+    json_lines: Text | None = None  # A local file
     opentelemetry: bool = False
-    """Give them to OpenTelemetry's metrics API."""
-    gauges_every: Duration = "1 minute"
-    """How often those of the state are read."""
+    gauges_every: config_types.Duration = "1 minute"  # The interval between reads of the state's metrics
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> MetricsOutput:
@@ -267,7 +249,7 @@ class MetricsOutput(Model):
 
 
 def letters_checkpoint(checkpoint: str) -> str:
-    """Return the place of the dead letters' checkpoint where the file gives none: beside the job's own."""
+    """Return the default place of the dead letters' checkpoint: next to the job's own."""
     return checkpoint.rstrip("/") + "_dead_letters"
 
 
@@ -284,10 +266,9 @@ class JobConfig(Model):
     trigger: Trigger = Trigger(processingTime="10 seconds")
     state_store: Literal["hdfs", "rocksdb"] = "rocksdb"
     packages: Texts = Field(default_factory=list)
-    spark: dict[Setting, Scalar] = Field(default_factory=dict)
+    spark: dict[config_types.Setting, Scalar] = Field(default_factory=dict)
     summary: bool = True
-    heartbeats: bool = True
-    """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
+    heartbeats: bool = True  # With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`
     metrics: MetricsOutput | None = None
 
     def options(self) -> PurgatoryOptions:

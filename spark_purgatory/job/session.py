@@ -29,14 +29,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
+from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.host.requirements import (
-    FILE_MANAGER,
-    KEEPS_OLD_FILES,
-    LOCAL_FILES,
-    PROVIDER,
-    TRANSFORM_WITH_STATE_SETTINGS,
-)
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
@@ -48,36 +42,34 @@ PACKAGES = "spark.jars.packages"
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13"
 STATE_STORES = {
-    "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
+    "hdfs": {requirements.PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
     # Only RocksDB has the format, and spark-submit may name another store: the start of the query sets it.
-    "rocksdb": {name: value for name, value in TRANSFORM_WITH_STATE_SETTINGS.items() if name != FORMAT_VERSION},
+    "rocksdb": {k: v for k, v in requirements.TRANSFORM_WITH_STATE_SETTINGS.items() if k != FORMAT_VERSION},
 }
-CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
-"""The package in which Spark has the classes of its checkpoints, since 4.1."""
+SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."  # Where Spark has its file managers
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
     # ``readlink`` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
-    FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{CHECKPOINTING}{KEEPS_OLD_FILES}",
-    LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
+    requirements.FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{SINCE_4_1}{requirements.KEEPS_OLD_FILES}",
+    requirements.LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
 }
 IDLE_WORKER_US = 60_000_000  # Spark ends a Python worker that had no work for a minute
+QUIET = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+# They print every error of Spark's analysis as five thousand characters of JSON; the commands print it in a line
 TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""They print every error of Spark's analysis as five thousand characters of JSON; the commands say it in a line."""
-# spark-submit's word on the process it started, of no use to another one.
+# Settings of spark-submit about the process that it started, of no use to another one
 NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 
 def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Every Spark setting of the job: ours first, those of spark-submit, and the file's own on top."""
+    """Return the job's Spark settings. spark-submit's replace ours, and the file's replace both."""
     defaults = {
         "spark.app.name": config.name,
         # A worker that dies is tried again only where a number of failures is given.
         "spark.master": "local[*,4]",
         **DELTA_SETTINGS,
-        "spark.sql.session.timeZone": "UTC",
         **STATE_STORES[config.state_store],
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        **QUIET,
         **LEAN_SETTINGS,
         **EXCHANGE_SETTINGS,
     }
@@ -111,16 +103,14 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
 
 
 def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, delta: bool = False) -> SparkSession:
-    """A local session that reads what a job has written, with ``delta`` also tables; ``settings`` go before ours."""
+    """Start a local session that reads a job's output, with ``delta`` also tables; ``settings`` replace ours."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     defaults = {
         "spark.app.name": "spark-purgatory",
         "spark.master": "local[*]",
         "spark.sql.shuffle.partitions": "8",
-        "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        **QUIET,
         **(DELTA_SETTINGS if delta else {}),
     }
     with _stderr_into(jvm_log):
@@ -170,10 +160,7 @@ def _packages(config: JobConfig) -> list[str]:
 
 
 def _submitted_settings() -> dict[str, str] | None:
-    """Settings of the JVM that spark-submit started for us, None if there is none.
-
-    The key `EXTENSION` is there exactly when that JVM can load Delta.
-    """
+    """Settings of the JVM that spark-submit started for us, or None; with the key `EXTENSION` if it can load Delta."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     gateway = java_gateway.launch_gateway()
@@ -198,7 +185,7 @@ def _leave_submitted_jvm(master: str) -> None:
 
 @contextmanager
 def _stderr_into(path: Path | None) -> Iterator[None]:
-    """Start processes with their stderr in a file; what this process prints stays where it was."""
+    """Start processes with their stderr in a file; this process prints to its own."""
     if path is None:
         yield
         return

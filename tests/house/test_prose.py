@@ -18,7 +18,7 @@ PAGES = [
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if MADE.isdisjoint((path.name, path.parent.name))),
 ]
 PLAIN = (
-    *("*.py", "spark/*.py"),
+    *("*.py", "doctor/*.py", "job/*.py", "spark/*.py"),
     *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")),
     *(f"spark/{room}/*.py" for room in ("checkpoint", "host", "monitoring", "move", "operator", "storage")),
 )

@@ -66,14 +66,14 @@ def test_nobody_is_told_the_arguments_of_a_command_that_needs_consent(monkeypatc
     [
         ("{{ name }}", "the name of a field must be text: put a value that begins with {{ in quotes"),
         ("{[a]: 1}", "the name of a field must be text"),
-        ("2024-02-30", "is no date, number or truth value, though it is written like one: put it in quotes"),
-        ("2024-13-01", "is no date"),
-        ("9" * 5000, "is no date, number"),
-        ("9" * 5000, "is no date, number"),
-        ("!!int abc", "is no date, number"),
-        ("!!float abc", "is no date, number"),
-        ("!!bool abc", "is no date, number"),
-        ("!!timestamp abc", "is no date, number"),
+        ("2024-02-30", "is not a date, number or truth value, though it looks like one: put it in quotes"),
+        ("2024-13-01", "is not a date"),
+        ("9" * 5000, "is not a date, number"),
+        ("9" * 5000, "is not a date, number"),
+        ("!!int abc", "is not a date, number"),
+        ("!!float abc", "is not a date, number"),
+        ("!!bool abc", "is not a date, number"),
+        ("!!timestamp abc", "is not a date, number"),
     ],
 )
 def test_a_value_that_yaml_cannot_read_is_refused_at_its_line(tmp_path: Path, value: str, said: str) -> None:
@@ -90,7 +90,7 @@ def test_a_value_that_yaml_cannot_read_is_refused_at_its_line(tmp_path: Path, va
 
 @pytest.mark.parametrize("value", ["&a [*a]", "&a {x: *a}", "[" * 1000 + "]" * 1000])
 def test_a_value_without_end_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(JobConfigError, match="holds itself, or is nested too deeply"):
+    with pytest.raises(JobConfigError, match="contains itself, or is nested too deeply"):
         load(tmp_path, f"{JOB}name: {value}\n")
 
 

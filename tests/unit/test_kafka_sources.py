@@ -147,10 +147,10 @@ def test_what_kafka_says_of_a_record_is_no_field_of_its_value(tmp_path: Path) ->
     ("output", "said"),
     [
         ({"topic": "out"}, "output: options needs kafka.bootstrap.servers"),
-        ({"topic": "out", "path": "p", "options": BROKERS}, "output: path: belong to a Delta table"),
-        ({"topic": "out", "linger": "1 second", "options": BROKERS}, "output: linger: belong to a Delta table"),
+        ({"topic": "out", "path": "p", "options": BROKERS}, "output: path: belong to a table"),
+        ({"topic": "out", "linger": "1 second", "options": BROKERS}, "output: linger: belong to a table"),
         ({"topic": "out", "options": {**BROKERS, "acks": "all"}}, "output: acks: only options of Kafka's producer"),
-        ({"path": "p", "options": BROKERS}, "output: options are those of a Kafka topic"),
+        ({"path": "p", "options": BROKERS}, "output: options belong to a Kafka topic"),
         ({"topic": "orders", "options": BROKERS}, "output.topic 'orders' is read by operations"),
     ],
 )
