@@ -52,7 +52,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
         else:
             gone = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
             found = gone if is_gone else "with no purgatory's state"
-            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, {found}")
+            yield note("checkpoint", f"{checkpoint}: a RecordAccumulator's, {found}")
     except SPARK_FAULTS as error:
         yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)
     else:

@@ -94,8 +94,8 @@ def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: 
     spark = started(settings, console)
     with at_work(console, "Reading the checkpoint"):
         counts = export_state(spark, checkpoint=checkpoint, folder=folder)
-    told = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
-    say(console, f"{folder}: {told}, as micro-batch {counts['batch_id']} left them")
+    written = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
+    say(console, f"{folder}: {written}, as of micro-batch {counts['batch_id']}")
 
 
 def write_report(

@@ -63,7 +63,7 @@ def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> Dat
     if source.format == "json":
         reason = _json_reason(F.col(RAW), fields)
     else:
-        # The line's fields as texts, to see which there are.
+        # The line's fields as texts, to see which it has
         as_texts = F.from_csv(F.col(RAW), ", ".join(f"{back_ticked(field)} string" for field in fields), given)
         reason = _reason({field: as_texts[field] for field in fields}, fields, "not as many fields as the schema has")
     return _as_letters(rows.where(F.col(RAW).isNotNull()), name, F.col("_metadata.file_path"), reason, F.col(RAW))

@@ -1,4 +1,4 @@
-"""Records of Kafka as rows: the fields of their JSON or Avro, and what Kafka says of them."""
+"""Records of Kafka as rows: the fields of their JSON or Avro, and Kafka's own columns."""
 
 from __future__ import annotations
 

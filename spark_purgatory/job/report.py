@@ -85,7 +85,7 @@ def read_report(
     rows: bool = False,
     name: str | None = None,
 ) -> Report:
-    """Read what the page shows, up to `TRIES` times if the query goes on meanwhile; ``rows``: also values of rows."""
+    """Read what the page shows, up to `TRIES` times if the query runs on meanwhile; ``rows``: also values of rows."""
     for left in range(TRIES - 1, -1, -1):
         try:
             report = _read(spark, checkpoint, sink, prefix, rows)

@@ -4,7 +4,7 @@
    jars (downloaded once).
 2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is used.
 3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for it. If its
-   master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says what to add.
+   master is local, its settings are handed to a JVM of our own, as in 1; if not, the error has the remedy.
 """
 
 from __future__ import annotations

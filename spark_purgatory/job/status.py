@@ -101,7 +101,7 @@ def _batch(file: Path) -> MicroBatch:
     try:
         return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: spark-purgatory doctor CHECKPOINT says what to do") from error
+        raise ConfigError(f"{file} is damaged: run spark-purgatory doctor CHECKPOINT for a remedy") from error
 
 
 def _numbers(folder: Path, name: str) -> list[int]:

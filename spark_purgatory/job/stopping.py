@@ -51,7 +51,7 @@ class StopRequest:
 
     @contextmanager
     def heard_by_the_jvm(self) -> Iterator[None]:
-        """Make a JVM that is told to end within this context wait until its end."""
+        """Make a JVM that gets a signal within this context wait for the job."""
         gateway = SparkContext._gateway
         assert gateway is not None, "bug: the job has a session with a JVM"
         ensure_callback_server_started(gateway)
