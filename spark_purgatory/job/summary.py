@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -48,8 +49,13 @@ class Summary:
 
 
 def file_sizes(table: DataFrame) -> list[int]:
-    """Return the bytes of each of the table's files, ascending."""
-    files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    """Return the bytes of each of the table's files, ascending; none if its format does not tell, as Iceberg."""
+    try:
+        files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    except AnalysisException as error:
+        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            raise
+        return []
     return sorted(row["file_size"] for row in files)
 
 
