@@ -21,6 +21,7 @@ PLAIN = (
     *("*.py", "doctor/*.py", "job/*.py", "spark/*.py"),
     *(f"{name}/**/*.py" for name in ("accumulator", "config", "core", "demo", "metrics", "testing")),
     *(f"spark/{room}/*.py" for room in ("checkpoint", "host", "monitoring", "move", "operator", "storage")),
+    "spark/sink/**/*.py",
 )
 """Files of the package whose docstrings are checked."""
 OPENERS = re.compile(r"(?:Of|That of|Those|The same of) ")

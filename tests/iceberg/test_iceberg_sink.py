@@ -158,7 +158,7 @@ def test_a_drain_whose_snapshot_expired_before_the_restart_is_known_by_branch_an
     append(stream.spark, name(stream), world.OF_OTHERS)
     expire(stream.spark, name(stream))
     if point == "before pick":
-        with pytest.raises(Exception, match="does not say whether it has drain 1"):
+        with pytest.raises(Exception, match="does not show whether it has drain 1"):
             stream.run(stream.rows())
         say(stream, "not committed")
     assert numbers(stream.run(stream.rows()).table()) == every(2)
@@ -184,7 +184,7 @@ def test_where_its_files_were_rewritten_as_well_the_query_stops_until_it_is_told
     append(stream.spark, name(stream), world.OF_OTHERS)
     expire(stream.spark, name(stream))
     before = numbers(stream.table())
-    with pytest.raises(Exception, match="does not say whether it has drain 1"):
+    with pytest.raises(Exception, match="does not show whether it has drain 1"):
         stream.run(stream.rows())
     assert numbers(stream.table()) == before == every(2)
     say(stream, "committed")

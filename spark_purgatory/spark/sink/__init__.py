@@ -1,1 +1,1 @@
-"""`RecordAccumulator` on Spark: staged files, the ledger, drains into a Delta table exactly once."""
+"""`RecordAccumulator` on Spark: staged files, the ledger, drains into a Delta or Iceberg table exactly once."""

@@ -1,1 +1,1 @@
-"""What a micro-batch does: it stages its rows, and drains what is ready into the table exactly once."""
+"""The steps of a micro-batch: it stages its rows, and drains files that are ready into the table exactly once."""

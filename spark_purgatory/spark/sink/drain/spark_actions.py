@@ -40,7 +40,7 @@ DRAIN_QUERY = {
 
 
 class SparkActions:
-    """The actions of a run of the query, in the session of its micro-batches and in that of a drain beside them."""
+    """The actions of a run, in the session of its micro-batches or in that of a drain in the thread."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, target: Target) -> None:
         self.options, self.checkpoint, self.target = options, checkpoint, target

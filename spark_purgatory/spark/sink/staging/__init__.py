@@ -1,1 +1,1 @@
-"""What waits in the staging folder: files, the log of records beside them, the ledger of what counts."""
+"""The staging folder: files of rows, the log of entries next to them, and the ledger of everything that counts."""

@@ -1,4 +1,4 @@
-"""Which columns a table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
+"""The columns that a table can hold, and the types that it takes into its columns, as Delta 4.4 does.
 
 `tests/spark/test_column_rules.py` checks the same cases against Delta.
 """
@@ -12,11 +12,11 @@ from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
 
-FORBIDDEN_CHARACTERS = " ,;{}()\n\t="
-"""Characters that no column's name may have, unless the table maps names (``delta.columnMapping.mode``)."""
-OURS = ("__spark_purgatory_file", "__spark_purgatory_path", "__spark_purgatory_index")
-"""Columns that a drain adds and drops."""
-REMEDIES = {
+FORBIDDEN_CHARACTERS = (
+    " ,;{}()\n\t="  # In names of columns, unless the table maps names (``delta.columnMapping.mode``).
+)
+OURS = ("__spark_purgatory_file", "__spark_purgatory_path", "__spark_purgatory_index")  # A drain adds and drops them.
+REMEDIES = {  # By types that Delta does not have.
     "CalendarIntervalType": "cast it to string",
     "DayTimeIntervalType": "cast it to string, or to a number",
     "YearMonthIntervalType": "cast it to string, or to a number",
@@ -24,17 +24,13 @@ REMEDIES = {
     "GeometryType": "write ST_AsBinary of it",
     "GeographyType": "write ST_AsBinary of it",
 }
-"""What to do instead, by type that Delta has no column for."""
-NO_FOLDER = (T.ArrayType, T.MapType, T.StructType, T.VariantType, T.NullType)
-"""Types whose values cannot name the folder of a partition."""
+NO_FOLDER = (T.ArrayType, T.MapType, T.StructType, T.VariantType, T.NullType)  # They cannot name a partition's folder.
+# The most digits of a value, as Spark counts them when it compares a type with a decimal's.
 MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-"""The most digits of a value, by type, as Spark counts them where it compares a type with a decimal's."""
+# A column of the type takes every value of so many digits.
 SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
-"""So many every value may have that a column of the type takes."""
-FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}
-"""The digits of whole numbers that are exact."""
-MAX_DIGITS = 99
-"""More than any type has."""
+FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}  # Whole numbers up to here are exact.
+MAX_DIGITS = 99  # More than any type has.
 
 
 def unfit(
@@ -45,9 +41,9 @@ def unfit(
     collations: bool = False,
     format: str = "Delta",
 ) -> Iterator[str]:
-    """What keeps a table from holding such rows, a sentence each, with the remedy.
+    """Yield the reasons why a table cannot hold such rows, each with its remedy.
 
-    ``is_mapped``: the table maps names to others in its files. ``collations``: the session allows Delta to take them.
+    ``is_mapped``: columns have other names in the table's files. ``collations``: the session lets Delta take them.
     """
     yield from _names(schema, "", is_mapped, format)
     for field in schema.fields:
@@ -81,7 +77,7 @@ def _names(kind: T.DataType, path: str, is_mapped: bool, format: str) -> Iterato
 
 
 def _types(kind: T.DataType, path: str, collations: bool, format: str, is_element: bool = False) -> Iterator[str]:
-    """``is_element``: of an array or a map, or inside one."""
+    """``is_element``: the value is in an array or a map."""
     if remedy := REMEDIES.get(type(kind).__name__):
         yield f"column {path!r} is of type {kind.simpleString()}, which {format} does not have: {remedy}"
     elif isinstance(kind, T.NullType) and (is_element or format == "Iceberg"):
@@ -99,17 +95,15 @@ def _types(kind: T.DataType, path: str, collations: bool, format: str, is_elemen
 class Taking(NamedTuple):
     """How a table takes rows."""
 
-    adds: bool = False
-    """The session lets Delta add the columns that the table lacks."""
-    widens: bool = False
-    """The session may add columns, and the table lets it widen types (``delta.enableTypeWidening``)."""
+    adds: bool = False  # The session lets Delta add columns that the table lacks.
+    widens: bool = False  # The table also lets it widen types (``delta.enableTypeWidening``).
 
 
 def fitted_columns(staged: T.StructType, there: T.StructType) -> T.StructType:
-    """The columns to cast rows to before a table with the columns ``there`` takes them: values stay what they are.
+    """Return the columns to cast rows to for a table with the columns ``there``, without changing values.
 
-    Delta itself would widen few types, by path, or cast all of them, by name, as the session has it
-    (``spark.sql.storeAssignmentPolicy``): other digits without a word, or an error long after.
+    Delta itself would widen few types, by path, or cast all of them, by name, according to
+    ``spark.sql.storeAssignmentPolicy``: digits would change silently, or an error come much later.
     """
     known = {field.name.lower(): field.dataType for field in there.fields}
     fields = ((field, known.get(field.name.lower(), field.dataType)) for field in staged.fields)
@@ -117,7 +111,7 @@ def fitted_columns(staged: T.StructType, there: T.StructType) -> T.StructType:
 
 
 def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
-    """The type to cast to; ``staged`` itself where values might change, or Delta does what is to be done."""
+    """Return the type to cast to; ``staged`` itself where values might change, or Delta casts well."""
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
         return fitted_columns(staged, there)
     if isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
@@ -128,7 +122,7 @@ def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
 
 
 def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) -> Iterator[str]:
-    """Where Delta would not take the one type into a column of the other, or would change values."""
+    """Yield where Delta would not take the one type into a column of the other, or would change values."""
     if isinstance(staged, T.NullType) or staged == there:
         return
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
@@ -155,7 +149,7 @@ def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking
 
 
 def _may_cast(staged: T.DataType, there: T.DataType) -> bool:
-    """Return True if each value of the one type is one of the other, so that a cast cannot change it."""
+    """Return True if the other type has every value of the one, so that a cast cannot change it."""
     atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
     if isinstance(staged, T.DateType) and isinstance(there, T.TimestampNTZType):
         return True

@@ -1,12 +1,12 @@
-"""The past of a Delta table: HISTORY, by path and by name, whoever keeps its log.
+"""The history of a Delta table, from DESCRIBE HISTORY, by path and by name, under any catalog.
 
-A drain's writer puts its mark into the version's ``userMetadata``. Delta's own record of transactions is not in the
-history. Versions are counted, and log clean-up cuts the history from its oldest version on. Delta itself still knows: a
-write whose ``txnVersion`` is not above the app id's last is skipped. So a drain that may have been done is done again::
+A drain's writer puts its mark into the version's ``userMetadata``; Delta's own record of transactions is not in the
+history. Versions are counted, and log clean-up cuts the oldest ones. But Delta skips a write whose ``txnVersion`` is
+not above the app id's last. So a drain that may have been committed is written again::
 
     intent 7 was made at version 40; the query crashed; the history now begins at version 55, the table is at 60
     7 is not in 55 .. 60, and the history is not whole since 40         so: write 7 again
-    the table is at 61, which has the mark of 7                         it was not there, and is now
+    the table is at 61, which has the mark of 7                         it was missing, and is there now
     the table is at 60, or at 61 with another's mark                    Delta skipped it: it was there
 """
 
@@ -17,21 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_purgatory.spark.sink.table.history import (
-    FIRST_LOOK,
-    NO_VERSION,
-    DrainCommit,
-    History,
-    TableVersion,
-    Words,
-)
+from spark_purgatory.spark.sink.table import history
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableVersion
 
+# Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-"""Columns of DESCRIBE HISTORY that are read, and ``timestamp`` as text, ``at``."""
 
 
 def made_of(entry: TableVersion) -> int | None:
-    """The version that one goes on from: the one before, or that which a RESTORE led to; None if it names a time."""
+    """Return the version that a version is based on: the one before, or that of a RESTORE; None if it names a time."""
     if entry.operation != "RESTORE":
         return entry.version - 1
     to_version = (entry.parameters.get("version") or "").strip('"')
@@ -39,10 +33,10 @@ def made_of(entry: TableVersion) -> int | None:
 
 
 @dataclass(frozen=True)
-class DeltaHistory(History):
+class DeltaHistory(history.History):
     """The last versions of a Delta table."""
 
-    words = Words(
+    words = history.Words(
         version="version",
         keep="Raise delta.logRetentionDuration",
         restore="RESTORE the table to version",
@@ -50,23 +44,23 @@ class DeltaHistory(History):
     )
 
     def is_whole_since(self, version: int) -> bool:
-        """True as well where there is no table."""
+        """Also True without a table."""
         return not self.entries or self.entries[-1].version <= version + 1
 
     def is_whole_from(self, version: int) -> bool:
-        """The same, of the version before."""
+        """As since the version before."""
         return self.is_whole_since(version - 1)
 
     def lacks(self, version: int, app_id: str) -> bool:
-        """Versions are counted."""
+        """Versions are counted, so the last one decides."""
         return self.version < version
 
     def up_to(self, version: int) -> DeltaHistory:
-        """Without the later ones."""
+        """Leave out later versions."""
         return DeltaHistory(tuple(entry for entry in self.entries if entry.version <= version))
 
     def lineage(self, version: int) -> dict[int, TableVersion | None]:
-        """The versions that a version is made of, the newest first: what a RESTORE undid is left out.
+        """Return the versions that a version is based on, the newest first, without those that a RESTORE undid.
 
         The last of them is one that the history has lost (None), or a RESTORE to a time, which may have led anywhere.
         """
@@ -80,10 +74,10 @@ class DeltaHistory(History):
         return found
 
     def undone(self, version: int) -> str | None:
-        """What the table was made into, if version ``version`` is no longer part of it; None if it is.
+        """Return what removed a version from the table; None if it is still part of it.
 
-        A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
-        have brought the version back. Where one names a time, the version counts as gone.
+        A RESTORE keeps the table's id and Delta's record of transactions, so neither shows it. A later RESTORE may have
+        brought the version back. If a RESTORE names a time, the version counts as gone.
         """
         for at, entry in self.lineage(self.version).items():
             if entry is None or at <= version:
@@ -98,22 +92,23 @@ class DeltaHistory(History):
 
 
 def mark(app_id: str, number: int, intent_uuid: str) -> str:
-    """The ``userMetadata`` of a drain."""
+    """Return the ``userMetadata`` of a drain."""
     return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
 
 
 def whole_history(
-    rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None, first: int = FIRST_LOOK
+    rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None, first: int = history.FIRST_LOOK
 ) -> DeltaHistory:
-    """The last versions of a table, and all after version ``since`` that it still has.
+    """Return the last versions of a table, and all after version ``since`` that it still has.
 
-    ``rows_of``: so many of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`; ``first``: at first.
+    ``rows_of`` returns a number of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`; ``first`` is the
+    number to begin with.
     """
-    history = _history(rows_of(first))
-    if since is None or len(history.entries) < first or history.is_whole_since(since):
-        return history
-    # Others may go on: what they add meanwhile is read as well.
-    return _history(rows_of(2 * FIRST_LOOK + history.version - since))
+    found = _history(rows_of(first))
+    if since is None or len(found.entries) < first or found.is_whole_since(since):
+        return found
+    # Others may add versions meanwhile, which are read as well.
+    return _history(rows_of(2 * history.FIRST_LOOK + found.version - since))
 
 
 def _history(rows: Iterable[Mapping[str, Any]]) -> DeltaHistory:

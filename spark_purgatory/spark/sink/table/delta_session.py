@@ -1,4 +1,4 @@
-"""Whether the session has Delta, and may write what this table's protocol asks for."""
+"""Checks that the session has Delta, and that its Delta can write a table with these features."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-DELTA_SETTINGS: Mapping[str, str] = {
+DELTA_SETTINGS: Mapping[str, str] = {  # A session must be started with these and Delta's jars.
     "spark.sql.extensions": EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What a session must be started with, beside Delta's jars."""
-TESTED_DELTA = "4.4.0"
-"""For the name of the package where only the client of Spark Connect is installed."""
+TESTED_DELTA = "4.4.0"  # For the name of the package where only the client of Spark Connect is installed.
+# Conditions of DESCRIBE DETAIL without the extension, and without the catalog.
 WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
-"""What DESCRIBE DETAIL says where the extension is not there, and where the catalog is not."""
+# Features of a table that Delta 4.4 writes. A statement shows if Delta can write others.
 KNOWN_FEATURES = frozenset(
     "allowColumnDefaults appendOnly catalogManaged changeDataFeed checkConstraints checkpointProtection clustering "
     "columnMapping coordinatedCommits-preview deletionVectors domainMetadata generatedColumns icebergCompatV1 "
@@ -28,16 +27,15 @@ KNOWN_FEATURES = frozenset(
     "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
     "variantType variantType-preview".split()
 )
-"""Features of a table that Delta 4.4 writes. For others a statement to Delta finds out."""
 
 
 def is_without_delta(error: BaseException) -> bool:
-    """Return True if a statement of Delta's failed because the session does not have it."""
+    """Return True if a statement failed because the session does not have Delta."""
     return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
 
 
 def delta_package(spark_version: str) -> str:
-    """The package with Delta's jars for a release of Spark."""
+    """Return the package with Delta's jars for a release of Spark."""
     major, minor = spark_version.split(".")[:2]
     try:
         delta = version("delta-spark")
@@ -47,7 +45,7 @@ def delta_package(spark_version: str) -> str:
 
 
 def what_lacks(spark: SparkSession) -> str:
-    """What to add to such a session."""
+    """Return the error text for a session without Delta, with the settings to add."""
     lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
     found = f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are missing"
     lines = [f"--packages {delta_package(spark.version)}"]
@@ -61,12 +59,12 @@ def what_lacks(spark: SparkSession) -> str:
 
 
 def check_features(spark: SparkSession, name: str, place: str, features: Iterable[str]) -> None:
-    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table, as SQL has it."""
+    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table in SQL."""
     unknown = sorted(set(features) - KNOWN_FEATURES)
     if not unknown:
         return
     try:
-        # Needs the same permissions and features as an append, and commits nothing.
+        # It needs the same permissions and features as an append, and commits nothing.
         spark.sql(
             f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
             "WHEN NOT MATCHED THEN INSERT *"

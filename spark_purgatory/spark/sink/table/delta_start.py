@@ -1,4 +1,4 @@
-"""Before a query starts that writes to a Delta table: the place of a new one, and columns that Delta fills itself."""
+"""Start checks for a Delta table: the place of a new one, and columns that Delta fills itself."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
+# A table's property under this prefix, without ``delta.``, is the session's default for new tables.
 DEFAULTS = "spark.databricks.delta.properties.defaults."
-"""Before the name of a table's property without ``delta.``: the session's default for new tables."""
+# Only tables with one of these features can have columns that Delta fills.
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
-"""Features of a table that may have such columns; other tables need not be asked."""
 WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
 _CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 
 
 def default(spark: SparkSession, name: str) -> str:
-    """A property that new tables get from the session."""
+    """Return a property that new tables get from the session."""
     return spark.conf.get(f"{DEFAULTS}{name.removeprefix('delta.')}", "none") or "none"
 
 
 def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
-    """The columns of a table that Delta fills itself: generated, identity, default. No column's description says so.
+    """Return the columns that Delta fills itself: generated, identity, default. No column's description shows them.
 
-    Delta plans a MERGE that would insert nothing but the stream's columns, and runs nothing: its plan has a value for
-    each column of the table, and ``null`` for those that nobody fills. It works by name and by path (``place``),
-    whoever keeps the log. What Delta does not say is left to the first drain: it counts as filled.
+    Delta plans a MERGE that would insert the stream's columns alone, and does not run it. The plan has a value for each
+    column of the table, and ``null`` for columns that Delta does not fill. It works by name and by path (``place``).
+    A column that the plan does not show counts as filled: the first drain finds out.
     """
     ours = {name.lower() for name in given}
     closed: set[str] = set()
@@ -60,10 +60,10 @@ def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
 
 
 def check_place(spark: SparkSession, target: str, place: str, is_there: bool | None, was_begun: bool) -> None:
-    """Raise ConfigError or StorageError if the table cannot be made where it is to be.
+    """Raise ConfigError or StorageError if the table cannot be created in its place.
 
-    ``is_there``: something is, in the folder of a table by path; None of one by name. ``was_begun``: the first drain
-    was, and may have been killed there before there was a table.
+    ``is_there``: the folder of a table by path exists; None for a table by name. ``was_begun``: the first drain was
+    begun, and may have been killed before it created the table.
     """
     try:
         by_name = is_there is None

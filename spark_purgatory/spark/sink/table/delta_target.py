@@ -23,14 +23,13 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
-LEAN_SETTINGS: Mapping[str, str] = {
+LEAN_SETTINGS: Mapping[str, str] = {  # Defaults that make small appends cheap, for a session of one's own.
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
     # tables of millions of files; with 2 an append to a small table costs a quarter (about 1 s, not 4 s).
     "spark.databricks.delta.snapshotPartitions": "2",
     # Minima and maxima of the first 32 columns are computed at every append; the first few serve nearly all.
     "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "4",
 }
-"""Session settings that make small appends cheap; defaults, for a session of one's own."""
 FORGETS = "delta.setTransactionRetentionDuration"
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
@@ -46,21 +45,20 @@ class DeltaTarget(Target):
     no_history = DeltaHistory(())
     adding = AUTO_MERGE
     widening = "set its property delta.enableTypeWidening = true, then "
-    has_folder = False
-    """There was something at the path when it was looked at last, a table or not."""
+    has_folder = False  # The path existed at the last look, with a table or without.
 
     @property
     def place(self) -> str:
-        """The table as Delta's statements have it."""
+        """The table in Delta's statements."""
         return self.table or sql_text(str(self.path))
 
     @property
     def sql_place(self) -> str:
-        """A path is Delta's, which its statements know without being told."""
+        """A path needs the word delta in Spark's statements."""
         return self.table or f"delta.{back_ticked(str(self.path))}"
 
     def check_session(self, spark: SparkSession) -> None:
-        """Without Delta a name may be unknown, and Delta alone understands this."""
+        """Without Delta a name may be unknown, and only Delta understands this statement."""
         try:
             described(spark, sql_text("/"))
         except SPARK_FAULTS as error:
@@ -68,7 +66,7 @@ class DeltaTarget(Target):
                 raise ConfigError(what_lacks(spark)) from None
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> DeltaHistory:
-        """DESCRIBE HISTORY."""
+        """Read DESCRIBE HISTORY."""
         at = F.date_format("timestamp", "yyyy-MM-dd HH:mm:ss").alias("at")
 
         def rows_of(limit: int) -> list[dict[str, Any]]:
@@ -78,18 +76,18 @@ class DeltaTarget(Target):
         return whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
 
     def exists(self, spark: SparkSession) -> bool:
-        """A folder that is no table is none."""
+        """A folder without a table does not count."""
         return self._detail(spark) is not None
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """By name or by path."""
+        """Read it by name or by path."""
         reader = spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.table(self.table) if self.table else reader.load(str(self.path))
 
     def described(self, spark: SparkSession) -> TableFacts | None:
-        """DESCRIBE DETAIL; TableForgetsError where the table forgets transactions."""
+        """Read DESCRIBE DETAIL. TableForgetsError if the table forgets transactions."""
         if (detail := self._detail(spark)) is None:
             return None
         properties = detail["properties"] or {}
@@ -105,7 +103,7 @@ class DeltaTarget(Target):
     def columns_now(
         self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
     ) -> StagedColumns:
-        """The history says what was renamed, where the table maps names."""
+        """The history shows renames, which only tables that map names have."""
         if not facts.may_be_renamed:
             return columns
         history = self.history(spark, columns.version)
@@ -115,8 +113,8 @@ class DeltaTarget(Target):
             if facts.properties.get(COLUMNS_AS_OF) == str(columns.version):
                 return columns
             raise SchemaMismatchError(
-                f"the history of table {self} does not say which columns were renamed since version {columns.version}, "
-                f"whose names the staged rows have ({listed((columns.there or columns.rows).names)}): it was cut, or "
+                f"the history of table {self} does not show renames of columns since version {columns.version}, whose "
+                f"names the staged rows have ({listed((columns.there or columns.rows).names)}): it was cut, or "
                 "restored to a time. Nothing was written; rows that are staged already wait. If no column was renamed "
                 f"or dropped since then, say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
                 f"'{columns.version}'), and start again"
@@ -130,17 +128,17 @@ class DeltaTarget(Target):
         return columns.at(history, names)
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
-        """One transaction, that Delta skips where it has one of the app id with this number, or a later one."""
+        """Delta skips the transaction if it has one of the app id with this number, or a later one."""
         metadata = mark(app_id, number, intent_uuid)
         if self._written is not None:
             rows = with_names(rows, self._written)
         writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
         writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
         if self.partition_by and (self._facts is None or self._facts.partition_by == self.partition_by):
-            # Else they are named in another case, or Delta computes some: it takes the table's own, if asked for none.
-            # By name Spark parses them; by path it takes them as they are.
+            # Otherwise their case differs, or Delta computes some: without names it takes the table's own.
+            # Spark parses them by name, and takes them as they are by path.
             writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
-        # Given twice: the write that creates a table by name reads it from the session only.
+        # Set here too, because a write that creates a table by name reads it from the session only.
         with settings(rows.sparkSession, {USER_METADATA: metadata}):
             if self.table:
                 writer.saveAsTable(self.table)
@@ -148,12 +146,12 @@ class DeltaTarget(Target):
                 writer.save(str(self.path))
 
     def taking(self, spark: SparkSession) -> Taking:
-        """The session adds columns, and the table widens types."""
+        """The session lets Delta add columns, and the table lets it widen types."""
         adds = spark.conf.get(AUTO_MERGE, "false") == "true"
         return Taking(adds, widens=adds and self._facts is not None and TYPE_WIDENING in self._facts.features)
 
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
-        """By Delta's rules, and by the session's defaults for a table that would be made."""
+        """Apply Delta's rules, and the session's defaults for a new table."""
         if self._facts is None:
             is_mapped = delta_start.default(spark, COLUMN_MAPPING) != "none"
         else:
@@ -162,11 +160,11 @@ class DeltaTarget(Target):
         return unfit(rows, partition_by, is_mapped=is_mapped, collations=collations)
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
-        """A table that forgets no transactions, in an empty folder."""
+        """A new table must keep all transactions, and its folder must be empty."""
         if (retention := delta_start.default(spark, FORGETS)) != "none":
             raise TableForgetsError(
                 f"{delta_start.DEFAULTS}{FORGETS.removeprefix('delta.')} = {retention!r} is set, so table {self} would "
-                "be made with that property, and after that time take rows a second time. Nothing was started. Unset it"
+                "have that property, and after that time take rows a second time. Nothing was started. Unset it"
             )
         if place is not None:
             is_there = self.has_folder if self.path else None
@@ -175,9 +173,9 @@ class DeltaTarget(Target):
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """Delta can write it, and it has the stream's names."""
+        """Delta must be able to write it, and the stream must have its names."""
         check_features(spark, str(self), self.sql_place, facts.features)
-        version = self.history(spark).version  # Before the columns are read: a rename after that is one.
+        version = self.history(spark).version  # Read before the columns, so that a later rename is found.
         there = self.read(spark).schema
         is_named = not facts.may_be_renamed or self._is_named(spark, rows, there, known)
         is_same = known is not None and [*paths(known.rows)] == [*paths(rows)]
@@ -190,13 +188,13 @@ class DeltaTarget(Target):
     def _is_named(
         self, spark: SparkSession, schema: T.StructType, there: T.StructType, known: StagedColumns | None
     ) -> bool:
-        """Return True if the history says that the stream has the table's names for its columns; ``known`` were last.
+        """Return True if the history shows that the stream has the table's names; ``known`` were staged last.
 
-        Raises SchemaMismatchError if the stream has columns under names that the table's had before.
+        Raises SchemaMismatchError if the stream has earlier names of the table's columns.
         """
         now = [*paths(schema)]
         before = [] if known is None else [*paths(known.rows)]
-        common = [path for path in before if path in now]  # The stream may have columns more, or less.
+        common = [path for path in before if path in now]  # The stream may have more columns, or fewer.
         in_order = bool(common) and [path for path in now if path in before] == common
         is_as_before = in_order and len(common) in (len(before), len(now))
         lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
@@ -204,12 +202,12 @@ class DeltaTarget(Target):
             return True
         columns = known if known is not None and is_as_before else StagedColumns(schema)
         history = self.history(spark, columns.version)
-        if not is_as_before:  # Help is as good as what is left of the history.
+        if not is_as_before:  # Then all that is left of the history is used.
             columns = StagedColumns(schema, history.entries[-1].version - 1)
         try:
             renamed = moved(columns.rows, followed(columns, history, there)[0])
         except UnknownColumnsError:
-            return False  # The first drain says so, if rows are staged under those names.
+            return False  # The first drain raises this, if rows are staged under those names.
         are_old = (
             {".".join(path) for path in common} if is_as_before else {old for old in renamed if old.lower() in lacking}
         )
@@ -223,7 +221,7 @@ class DeltaTarget(Target):
         return True
 
     def _detail(self, spark: SparkSession) -> Row | None:
-        """A SQL statement of Delta: its Python class needs the JVM, or under Spark Connect a plugin."""
+        """Read DESCRIBE DETAIL. Delta's Python class would need the JVM, or a plugin under Spark Connect."""
         try:
             row = described(spark, self.place) if self.path or self.is_known(spark) else None
         except AnalysisException as error:

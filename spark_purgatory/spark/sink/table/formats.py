@@ -1,4 +1,4 @@
-"""Which format a table has."""
+"""The formats of tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spark_purgatory.spark.sink.table.target import Target
 
 
 def opened(options: SinkOptions, since: int = NO_VERSION) -> Target:
-    """The table of options `with_format`; ``since``: whose names of columns ``partition_by`` has."""
+    """Return the table of options `with_format`; ``partition_by`` has the column names of version ``since``."""
     return IcebergTarget(options, since) if options.format == "iceberg" else DeltaTarget(options, since)
 
 
 def with_format(spark: SparkSession, options: SinkOptions) -> SinkOptions:
-    """The options with a format: without one the table's own, and Delta's for one that is to be made."""
+    """Return the options with a format. The default is that of an existing table, or Delta."""
     has_iceberg = EXTENSION in (spark.conf.get("spark.sql.extensions", None) or "")
     if options.format is None and options.table and has_iceberg and opened(options).is_known(spark):
         rows = spark.sql(f"DESCRIBE EXTENDED {options.table}").collect()

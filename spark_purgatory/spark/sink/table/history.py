@@ -1,9 +1,9 @@
-"""What a table says of itself and of its past: the door between the protocol and a format of tables.
+"""A table's facts and history, in the same terms for all formats of tables.
 
 A drain is one version of the table, which has the drain's *mark*: the app id, the drain's number, and the uuid of the
-drain's intent. A version is a number that only its own table understands; `NO_VERSION` is before them all. Tables
-forget their oldest versions. So what is not in the history was never done only where the history is *whole* since a
-version from before it; elsewhere nobody can say by the history alone.
+drain's intent. A version is a number that only its own table understands; `NO_VERSION` comes before all. Tables forget
+their oldest versions. So a drain that the history lacks was never committed only if the history is *whole* since a
+version before it. Otherwise the history alone cannot tell.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-NO_VERSION = -1
-"""The version before a table's first one."""
-FIRST_LOOK = 10
-"""Versions that are asked for first: all since the last drain, unless others write much."""
-LOOKED_AT = 1000
-"""Versions among which queries are looked for: reading them takes 3 s."""
+NO_VERSION = -1  # The version before a table's first one.
+FIRST_LOOK = 10  # Versions that are read first: all since the last drain, unless others write much.
+LOOKED_AT = 1000  # Versions in which other queries are looked for. Reading them takes 3 s.
 
 
 @dataclass(frozen=True)
 class DrainCommit:
-    """A drain as the table's history has it."""
+    """A drain in the table's history."""
 
-    version: int
-    """The table's version that is the drain; `NO_VERSION` where the history has lost it."""
+    version: int  # `NO_VERSION` if the history has lost it.
     app_id: str
-    number: int
-    """The drain's number."""
+    number: int  # The drain's number.
     intent_uuid: str
-    """Whose commit it is."""
-    rows: int | None = None
-    """None where the table keeps no metrics, or the history has lost it; so with files and bytes."""
+    rows: int | None = None  # None, as files and bytes, if the table keeps no metrics or the history has lost it.
     files: int | None = None
     bytes: int | None = None
 
@@ -45,31 +38,24 @@ class TableVersion:
     version: int
     operation: str
     parameters: Mapping[str, str | None]
-    commit: DrainCommit | None
-    """None where the version is no drain."""
-    at: str = ""
-    """When it was made, in the session's time zone."""
+    commit: DrainCommit | None  # None if the version is not a drain.
+    at: str = ""  # Its time, in the session's time zone.
 
 
 class Words(NamedTuple):
-    """What a person does with such tables, for errors."""
+    """Words of a format, for errors."""
 
-    version: str
-    """What a version is called."""
-    keep: str
-    """How the history is kept for longer."""
-    restore: str
-    """How to bring a version back, which follows."""
-    skips: str
-    """Why a commit that was written is not there."""
+    version: str  # The name of a version.
+    keep: str  # The remedy that keeps the history for longer.
+    restore: str  # The remedy that brings a version back; the version follows.
+    skips: str  # The reason why a commit that was written is missing.
 
 
 @dataclass(frozen=True)
 class History(ABC):
     """The last versions of a table."""
 
-    entries: tuple[TableVersion, ...]
-    """The newest first, none left out."""
+    entries: tuple[TableVersion, ...]  # The newest first, without gaps.
     words: ClassVar[Words]
 
     @property
@@ -79,32 +65,32 @@ class History(ABC):
 
     @abstractmethod
     def is_whole_since(self, version: int) -> bool:
-        """Return True if every version after this one is here."""
+        """Return True if the history has every version after this one."""
 
     @abstractmethod
     def is_whole_from(self, version: int) -> bool:
-        """Return True if this version, and every one after it, is here."""
+        """Return True if the history has this version and every one after it."""
 
     @abstractmethod
     def lacks(self, version: int, app_id: str) -> bool:
-        """Return True if the table never had this version of the query's: it is another one, or an old copy."""
+        """Return True if the table never had this version of the query: it is another table, or an old copy."""
 
     @abstractmethod
     def undone(self, version: int) -> str | None:
-        """What the table was made into, if this version is no longer part of it; None if it is, or nobody can tell."""
+        """Return what removed this version from the table; None if it is part of it, or that is not known."""
 
     @abstractmethod
     def up_to(self, version: int) -> History:
-        """The history as it was at a version."""
+        """Return the history as it was at a version."""
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
-        """The drains of an app id, by number."""
+        """Return the drains of an app id, by number."""
         commits = [entry.commit for entry in self.entries if entry.commit is not None]
-        # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
+        # Delta's automatic compaction after a drain has the drain's mark, too: the oldest version is the drain.
         return {commit.number: commit for commit in commits if commit.app_id == app_id}
 
     def queries(self) -> dict[str, list[TableVersion]]:
-        """The drains of each app id, the latest first; those from before a REPLACE TABLE left out."""
+        """Return the drains of each app id since the last REPLACE TABLE, the latest first."""
         found: dict[str, list[TableVersion]] = {}
         for entry in self.entries:
             if entry.commit is not None:
@@ -116,29 +102,23 @@ class History(ABC):
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table as its format describes it."""
+    """The description of a table by its format."""
 
-    id: str
-    """What no other table has; "" where it is known by its versions alone."""
+    id: str  # Unique; "" if the table is known by its versions alone.
     location: str
-    partition_by: tuple[str, ...]
-    """Partition columns, as the table names them."""
-    features: tuple[str, ...] = ()
-    """Table features that a writer must support."""
-    is_mapped: bool = False
-    """Columns have other names in its files, and so may have any."""
+    partition_by: tuple[str, ...]  # With the table's names.
+    features: tuple[str, ...] = ()  # Table features that a writer must support.
+    is_mapped: bool = False  # Columns have other names in its files, so they may have any name.
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def may_be_renamed(self) -> bool:
-        """True if columns may have got other names, also where the table maps names no more."""
+        """True if columns may have been renamed, also if the table no longer maps names."""
         return self.is_mapped or "columnMapping" in self.features
 
 
 class TableState(NamedTuple):
-    """What there is of the table."""
+    """The facts and the history of a table."""
 
-    facts: TableFacts | None
-    """None if there is no table."""
-    history: History
-    """Whole since a version that was asked for, as far as it was not cut; empty if there is no table."""
+    facts: TableFacts | None  # None if there is no table.
+    history: History  # Since a version that was asked for, unless it was cut; empty if there is no table.

@@ -1,14 +1,14 @@
-"""The past of an Iceberg table: the snapshots that its current one is made of, by their parents.
+"""The history of an Iceberg table: its current snapshot and the parents of that.
 
 A version is a snapshot's id, which is random. A drain is written to a branch of the query's own first, and then picked
-into the table (`iceberg_target`). Both snapshots name the drain: ``wap.id`` the one that was written,
-``published-wap-id`` the one that was picked, where others had committed meanwhile::
+into the table (`iceberg_target`). Both snapshots name the drain: ``wap.id`` in the written one, ``published-wap-id``
+in the picked one, which is another if others had committed meanwhile::
 
     main    7 <- 8 <- 9 (of someone else) <- 11 (published-wap-id q/5, source-snapshot-id 10)
     branch       8 <- 10 (wap.id q/5, spark_purgatory.intent)        drain 5 is snapshot 11
 
-Iceberg picks no drain that one of these ancestors has. Expiry removes ancestors, also between two that it keeps: a
-history is whole since a version if that is an ancestor, or if the first snapshot of all is.
+Iceberg does not pick a drain that one of these ancestors has. Expiry removes ancestors, also between two that it keeps.
+So a history is whole since a version if that is an ancestor, or if the first snapshot of all is.
 """
 
 from __future__ import annotations
@@ -19,34 +19,28 @@ from typing import Any
 
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion, Words
 
-WRITTEN, PICKED, SOURCE = "wap.id", "published-wap-id", "source-snapshot-id"
-"""Iceberg's own names in a snapshot's summary."""
-INTENT = "spark_purgatory.intent"
-"""The uuid of a drain's intent there."""
+# Names in a snapshot's summary: Iceberg's own, and the uuid of a drain's intent.
+WRITTEN, PICKED, SOURCE, INTENT = "wap.id", "published-wap-id", "source-snapshot-id", "spark_purgatory.intent"
 
 
 def branch_of(app_id: str) -> str:
-    """The branch of a query."""
+    """Return the branch of a query."""
     return app_id.replace("/", "_").replace("-", "_")
 
 
 def drain_id(app_id: str, number: int) -> str:
-    """The name of a drain in summaries."""
+    """Return the name of a drain in summaries."""
     return f"{app_id}/{number}"
 
 
 @dataclass(frozen=True)
 class SnapshotHistory(History):
-    """The snapshots of an Iceberg table; the entries are those that the current one is made of."""
+    """The snapshots of an Iceberg table; the entries are the current one and its ancestors."""
 
-    before: int = NO_VERSION
-    """The snapshot before the oldest entry, which expired; `NO_VERSION` if there was none."""
-    snapshots: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    """Summaries of all snapshots that the table has."""
-    refs: Mapping[str, int] = field(default_factory=dict)
-    """Branches and tags."""
-    proven: DrainCommit | None = None
-    """A drain whose snapshot expired, and that was in the table."""
+    before: int = NO_VERSION  # The expired snapshot before the oldest entry; `NO_VERSION` if there was none.
+    snapshots: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # Summaries of all snapshots.
+    refs: Mapping[str, int] = field(default_factory=dict)  # Branches and tags.
+    proven: DrainCommit | None = None  # A drain whose snapshot expired, and that is in the table.
     words = Words(
         version="snapshot",
         keep="Let expire_snapshots keep them for longer",
@@ -59,15 +53,15 @@ class SnapshotHistory(History):
         return self.before == NO_VERSION
 
     def is_whole_since(self, version: int) -> bool:
-        """As well where the version expired, and its successor is here."""
+        """Also True if the version expired and the history has its successor."""
         return self._reaches_first or version == self.before or self.is_whole_from(version)
 
     def is_whole_from(self, version: int) -> bool:
-        """An ancestor, or none of all is missing."""
+        """True for an ancestor, or if no ancestor is missing."""
         return self._reaches_first or any(entry.version == version for entry in self.entries)
 
     def lacks(self, version: int, app_id: str) -> bool:
-        """No snapshot has the id; one that expired has left the query's branch."""
+        """No snapshot has the id. One that expired would have left the query's branch."""
         return version not in self.snapshots and (self._reaches_first or branch_of(app_id) not in self.refs)
 
     def undone(self, version: int) -> str | None:
@@ -77,22 +71,22 @@ class SnapshotHistory(History):
         return f"rolled back to snapshot {self.version}, or replaced"
 
     def up_to(self, version: int) -> SnapshotHistory:
-        """The ancestors of a snapshot, and itself."""
+        """Return a snapshot and its ancestors."""
         at = next((at for at, entry in enumerate(self.entries) if entry.version == version), len(self.entries))
         return replace(self, entries=self.entries[at:])
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
-        """With the one that is proven."""
+        """Include the drain that is proven."""
         proven = {} if self.proven is None else {self.proven.number: self.proven}
         return {**proven, **super().drains(app_id)}
 
     def written(self, intent_uuid: str) -> int | None:
-        """The snapshot that an intent has written to its branch."""
+        """Return the snapshot that an intent has written to its branch."""
         return next((id for id, summary in self.snapshots.items() if summary.get(INTENT) == intent_uuid), None)
 
 
 def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int]) -> SnapshotHistory:
-    """The history of a table of these ``snapshots`` and ``refs``, as its metadata tables have them."""
+    """Return the history of a table from the rows of its metadata tables ``snapshots`` and ``refs``."""
     of = {row["snapshot_id"]: row for row in rows}
     summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
     entries: list[TableVersion] = []

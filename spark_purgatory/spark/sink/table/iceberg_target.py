@@ -1,13 +1,13 @@
-"""The Iceberg table that rows end in: a drain is written to a branch of the query's own, and picked into the table.
+"""The Iceberg table that rows end in: a drain is written to the query's own branch, and picked into the table.
 
-Iceberg skips no append that it has. But it picks a snapshot (``cherrypick_snapshot``) whose ``wap.id`` no ancestor of
-the current one has, and refuses another one, in the same transaction in which it picks: a drain that is picked twice,
-also by a run that lives on, is there once. The query's branch keeps what is written until it is picked, and afterwards
-the drain's snapshot, so that expiry leaves it. What was picked and expired before it was read back is known by its
-files; once these were rewritten too, nobody knows, and the query stops.
+Iceberg does not skip an append that it has. But it refuses to pick a snapshot (``cherrypick_snapshot``) whose
+``wap.id`` an ancestor of the current one has, in the same transaction. So a drain that is picked twice, even by an old
+run that is still alive, is in the table once. The query's branch keeps a written snapshot from expiry until it is
+picked, and afterwards the drain's. A drain that expired before it was read back is recognised by its files. If these
+were rewritten too, the query stops.
 
-Iceberg knows columns by ids that no statement shows. So staged rows carry a checksum of the order in which the table
-has their columns: a renamed column is missing, columns that exchanged their names have another order.
+Iceberg identifies columns by ids that no statement shows. So staged rows carry a checksum of the order of their columns
+in the table: a renamed column is missing, and columns that exchanged names have another order.
 """
 
 from __future__ import annotations
@@ -25,17 +25,10 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
 from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.table import iceberg_history
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, DrainCommit, TableFacts, TableState
-from spark_purgatory.spark.sink.table.iceberg_history import (
-    INTENT,
-    PICKED,
-    WRITTEN,
-    SnapshotHistory,
-    branch_of,
-    drain_id,
-    snapshot_history,
-)
+from spark_purgatory.spark.sink.table.iceberg_history import PICKED, SnapshotHistory, branch_of, drain_id
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_names
 from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
@@ -44,17 +37,16 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}
-"""Releases of Iceberg by release of Spark; there are none for later ones yet."""
+RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}  # Iceberg's by Spark's release. Later ones have none yet.
+# A table's owner may give an intent one of these values, in a property that begins with `SAYS`.
 COMMITTED, NOT_COMMITTED = "committed", "not committed"
-"""What the owner of a table may say of an intent, in its property `SAYS`."""
 SAYS = "spark_purgatory.intent."
 NO_CUT = 1 << 40
 _THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitException")
 
 
 def iceberg_package(spark_version: str) -> str | None:
-    """The package with Iceberg's jars for a release of Spark; None if there is none."""
+    """Return the package with Iceberg's jars for a release of Spark; None if there is none."""
     minor = ".".join(spark_version.split(".")[:2])
     release = RUNTIMES.get(minor)
     return release and f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{release}"
@@ -69,8 +61,7 @@ class IcebergTarget(Target):
     def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
         super().__init__(options, since)
         self.file_bytes = options.bytes_of("batch_size")
-        self._picked = ""
-        """The uuid of the intent that was picked last."""
+        self._picked = ""  # The uuid of the intent that was picked last.
 
     @property
     def sql_place(self) -> str:
@@ -78,7 +69,7 @@ class IcebergTarget(Target):
         return str(self.table)
 
     def check_session(self, spark: SparkSession) -> None:
-        """Its extension says that its jars are there: without them no session starts that names it."""
+        """The extension proves that the jars are there: a session that names it does not start without them."""
         if EXTENSION in (spark.conf.get("spark.sql.extensions", None) or ""):
             return
         package = iceberg_package(spark.version)
@@ -94,7 +85,7 @@ class IcebergTarget(Target):
         return self.is_known(spark)
 
     def described(self, spark: SparkSession) -> TableFacts | None:
-        """DESCRIBE. Columns that partition the table by a transform are left out: the sink counts by the others."""
+        """Read DESCRIBE. ``partition_by`` lacks columns with a transform: the sink groups rows by the others."""
         if not self.is_known(spark):
             return None
         self._refresh(spark)
@@ -114,19 +105,19 @@ class IcebergTarget(Target):
         return TableFacts("", detail.get("Location") or "", partition_by, properties=properties)
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
-        """Every snapshot that the table has."""
+        """Read every snapshot that the table has."""
         self._refresh(spark)
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
         refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
         wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
         rows = [row.asDict() for row in wanted.collect()]
         is_of_one_time = "main" not in refs or any(row["snapshot_id"] == refs["main"] for row in rows)
-        return snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
+        return iceberg_history.snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
 
     def state(
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
     ) -> TableState:
-        """Where expiry has cut the history, what is known of an intent. StorageError if nobody knows."""
+        """If expiry has cut the history, look for other traces of an intent. StorageError if there are none."""
         facts = self.facts(spark)
         if facts is None:
             return TableState(None, self.no_history)
@@ -141,7 +132,7 @@ class IcebergTarget(Target):
     def _has(
         self, spark: SparkSession, facts: TableFacts, history: SnapshotHistory, app_id: str, intent: Intent
     ) -> bool:
-        """Return True if a drain is in the table though its snapshot expired."""
+        """Return True if a drain is in the table although its snapshot expired."""
         said = facts.properties.get(SAYS + intent.uuid)
         written = history.written(intent.uuid)
         if said in (COMMITTED, NOT_COMMITTED):
@@ -153,9 +144,9 @@ class IcebergTarget(Target):
         if written is not None and self._has_files(spark, written):
             return True
         if written is None and branch_of(app_id) in history.refs:
-            return False  # What was written stays on the branch until it is picked.
+            return False  # A written snapshot stays on the branch until it is picked.
         raise StorageError(
-            f"Iceberg table {self} does not say whether it has drain {intent.number}: snapshots since "
+            f"Iceberg table {self} does not show whether it has drain {intent.number}: snapshots since "
             f"{intent.base_version} expired before the drain was read back, and none of its files is there, so it was "
             "never committed, or its files were rewritten. Nothing was written, staged rows wait. Look for its rows in "
             f"the table, and say what you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = "
@@ -178,7 +169,7 @@ class IcebergTarget(Target):
         return reader.table(str(self.table))
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
-        """To the branch, if this intent was not written there before, and from there into the table."""
+        """Write to the branch, unless this intent was written there before, and pick from there."""
         spark, branch = rows.sparkSession, branch_of(app_id)
         if self._facts is None:
             self._create(rows)
@@ -187,7 +178,7 @@ class IcebergTarget(Target):
         if written is None:
             if branch not in history.refs or history.refs[branch] != history.version:
                 self._move(spark, branch, history.version)
-            mark = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
+            mark = {iceberg_history.WRITTEN: drain_id(app_id, number), iceberg_history.INTENT: intent_uuid}
             self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
             written = self.history(spark).written(intent_uuid)
         if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
@@ -208,7 +199,7 @@ class IcebergTarget(Target):
             rows = with_names(rows, self._written)
         options = {
             **{f"snapshot-property.{name}": value for name, value in mark.items()},
-            # Each task has the rows of a file, or of table partitions that the sink cannot compute.
+            # Each task has the rows of one file, or of table partitions that the sink cannot compute.
             "distribution-mode": "none",
             "fanout-enabled": "true",
             "target-file-size-bytes": str(file_bytes),
@@ -216,7 +207,7 @@ class IcebergTarget(Target):
         rows.writeTo(f"{self.table}.branch_{branch}").options(**options).append()
 
     def _pick(self, spark: SparkSession, written: int | None) -> None:
-        """Publish what the branch has; what another attempt has published is read back."""
+        """Publish the written snapshot; if another attempt has published it, it is read back."""
         catalog, *name = name_parts(str(self.table))
         try:
             spark.sql(
@@ -228,7 +219,7 @@ class IcebergTarget(Target):
                 raise
 
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
-        """The branch keeps the last drain's snapshot from expiry."""
+        """Move the branch to the last drain's snapshot, which then does not expire."""
         if version == NO_VERSION:
             return
         try:
@@ -242,7 +233,7 @@ class IcebergTarget(Target):
         spark.sql(f"ALTER TABLE {self.table} CREATE OR REPLACE BRANCH {branch}{at}")
 
     def _refresh(self, spark: SparkSession) -> None:
-        """A session keeps what it knows of a table for half a minute."""
+        """Drop the session's cached table, which it would use for half a minute."""
         spark.sql(f"REFRESH TABLE {self.table}")
 
     # --- columns -----------------------------------------------------------------------------------------------------
@@ -250,24 +241,24 @@ class IcebergTarget(Target):
     def columns_now(
         self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
     ) -> StagedColumns:
-        """They are told from each other by their order."""
+        """Their order identifies them."""
         now = order_of(columns.rows, there)
         is_same = columns.version == now or NO_VERSION in (now, columns.version)
         if not is_same and facts.properties.get(COLUMNS_AS_OF) != str(columns.version):
             raise SchemaMismatchError(
                 f"Iceberg table {self} has columns of the staged rows in another order than when they were staged: "
-                "columns were moved, or renamed to each other's names, and Iceberg does not say which. Nothing was "
+                "columns were moved, or renamed to each other's names, and Iceberg does not show which. Nothing was "
                 "written; rows that are staged already wait. If each column still means what its name meant, say so: "
                 f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
             )
         return replace(columns, version=now)
 
     def noted(self, schema: str, version: int) -> str:
-        """With the checksum of their order."""
+        """The columns have the checksum of their order."""
         return schema if self._columns is None else self._columns.text
 
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
-        """Any name will do."""
+        """Any name works."""
         return unfit(rows, partition_by, is_mapped=True, format=self.format)
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
@@ -276,7 +267,7 @@ class IcebergTarget(Target):
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """The order of the columns is as it was."""
+        """The columns must have the order that they had."""
         there = self.read(spark).schema
         if known is not None and [*paths(known.rows)] == [*paths(rows)]:
             self.columns_now(spark, known, facts, there)
@@ -284,7 +275,7 @@ class IcebergTarget(Target):
 
 
 def order_of(rows: T.StructType, there: T.StructType) -> int:
-    """A checksum of the order in which a table has the columns of rows; `NO_VERSION` if it lacks one."""
+    """Return a checksum of the order of the rows' columns in a table; `NO_VERSION` if it lacks one."""
     ours = {tuple(map(str.lower, path)) for path in paths(rows)}
     known = [tuple(map(str.lower, path)) for path in paths(there)]
     return crc32(repr([path for path in known if path in ours]).encode()) if ours <= {*known} else NO_VERSION

@@ -1,16 +1,15 @@
-"""Columns that a Delta table's owner renamed, dropped or added while rows with the old names were staged.
+"""Follows columns that a Delta table's owner renamed, dropped or added while rows with the old names were staged.
 
-Delta gives each column an id, and shows it to nobody: a schema that it hands out has none. But its history names every
-change of a column. So staged rows carry the version of the table at which their columns had the names that they have
-(`StagedColumns`), and the changes since then lead each column to the one that has its id now. Example, rows with
-``a`` and ``b``, whose names were those of version 4::
+Delta gives each column an id, but its schemas do not show the ids. Its history names every change of a column. So
+staged rows carry the version of the table whose names their columns have (`StagedColumns`), and the changes since then
+lead each column to the one that has its id now. Example, rows with the columns ``a`` and ``b`` of version 4::
 
     version 5  RENAME COLUMN a TO tmp
     version 6  RENAME COLUMN b TO a
     version 7  RENAME COLUMN tmp TO b      the rows' a goes to b, and their b to a
 
-A column that was dropped has no id any more. Its values go to a column that was added since then under its name, and to
-no other. Where the history lacks a version since then, nobody can tell (`UnknownColumnsError`).
+A column that was dropped has no id any more. Its values go only to a column that was added under its name since then.
+If the history lacks a version since then, the names are not known (`UnknownColumnsError`).
 """
 
 from __future__ import annotations
@@ -29,32 +28,30 @@ from spark_purgatory.spark.sink.table.staged_columns import Path, StagedColumns,
 
 
 class UnknownColumnsError(Exception):
-    """The history does not say what became of the columns."""
+    """The history does not show how columns were renamed."""
 
 
 class Change(NamedTuple):
-    """A change of a table's columns: with both paths a column has another name, with one it is new, or gone."""
+    """A change of a column: renamed with both paths, dropped with only the old one, added with only the new one."""
 
     old: Path | None = None
     new: Path | None = None
 
     def applied(self, path: Path) -> Path | None:
-        """A column's path after the change; None if it is gone, or another one has its place."""
+        """Return a column's path after the change; None if it was dropped or replaced."""
         if self.old is not None and _lower(path[: len(self.old)]) == _lower(self.old):
             return None if self.new is None else self.new + path[len(self.old) :]
         return None if self.new is not None and _lower(path[: len(self.new)]) == _lower(self.new) else path
 
 
-ALL_NEW = Change(old=())
-"""Every column was replaced."""
+ALL_NEW = Change(old=())  # Every column was replaced.
 
 
 def followed(columns: StagedColumns, history: DeltaHistory, there: T.StructType) -> tuple[T.StructType, list[str]]:
-    """The columns with the names that the table, whose columns are ``there``, has for them now.
+    """Return the columns with the names that the table, whose columns are ``there``, has for them now.
 
-    Also returns those that were dropped while another column got their name: no column of the table is theirs. Raises
-    UnknownColumnsError where the history does not say. Nulls are allowed at every depth, because Spark
-    casts no rows that it has read from files to a type that forbids them.
+    Also returns columns that were dropped while another column got their name. Nulls are allowed at every depth,
+    because Spark casts no rows from files to a type that forbids them. UnknownColumnsError if the names are not known.
     """
     changes = changes_since(columns.version, history)
     undoing = [Change(change.new, change.old) for change in reversed(changes)]
@@ -86,9 +83,9 @@ def followed(columns: StagedColumns, history: DeltaHistory, there: T.StructType)
 
 
 def changes_since(version: int, history: DeltaHistory) -> list[Change]:
-    """The changes that lead from version ``version`` to the last one; UnknownColumnsError.
+    """Return the changes that lead from a version to the last one. UnknownColumnsError.
 
-    They are undone first, and made then, where a RESTORE led to a version before ``version``.
+    If a RESTORE led to an earlier version, the changes since that one are undone first.
     """
     before, now = history.lineage(version), history.lineage(history.version)
     if not (shared := before.keys() & now.keys()):
@@ -102,7 +99,7 @@ def changes_since(version: int, history: DeltaHistory) -> list[Change]:
 
 
 def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
-    """The changes that one version of a table made, as its history has them. UnknownColumnsError if it lacks them."""
+    """Return the changes that one version of a table made. UnknownColumnsError if its history lacks them."""
     try:
         if operation == "RENAME COLUMN":
             old = _parts(parameters["oldColumnPath"])
@@ -120,7 +117,7 @@ def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
 
 
 def _parts(path: str) -> Path:
-    """The parts of a path as the history has it: in back-ticks where they have a dot, and no back-tick is doubled."""
+    """Split a path of the history: parts with a dot are in back-ticks, and a back-tick is not doubled."""
     return tuple(dotted or plain for dotted, plain in re.findall(r"`(.+?)`(?=[.]|$)|([^.]+)", path))
 
 

@@ -1,4 +1,4 @@
-"""The columns of staged rows, and what their table called them at one of its versions."""
+"""The columns of staged rows, with the names that their table had for them at one of its versions."""
 
 from __future__ import annotations
 
@@ -14,54 +14,50 @@ from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
-Path = tuple[str, ...]
-"""A column's place: its struct's name, and its own."""
+Path = tuple[str, ...]  # The names of a column's structs, and its own.
 
 
 @dataclass(frozen=True)
 class StagedColumns:
-    """The columns of staged rows, and what the table called them at one of its versions."""
+    """The columns of staged rows, with the names that the table had for them at one of its versions."""
 
-    rows: T.StructType
-    """As the staged files have them."""
-    version: int = NO_VERSION
-    """The table's version; `NO_VERSION` if there was no table."""
-    there: T.StructType | None = None
-    """The same columns with the table's names at that version; None if these are the rows' own."""
+    rows: T.StructType  # With the names in the staged files.
+    version: int = NO_VERSION  # The table's version; `NO_VERSION` if there was no table.
+    there: T.StructType | None = None  # With the table's names at that version; None if they are the same.
 
     @classmethod
     def of(cls, text: str) -> StagedColumns:
-        """Read what `text` wrote."""
+        """Read the text of `text`."""
         body = json.loads(text)
         there = T.StructType.fromJson(body["there"]) if "there" in body else None
         return cls(T.StructType.fromJson(body), body.get("version", NO_VERSION), there)
 
     @property
     def text(self) -> str:
-        """The columns as the staging log has them: the JSON of a schema, with more."""
+        """The columns in the form of the staging log: the JSON of a schema, with more."""
         there = {} if self.there is None else {"there": self.there.jsonValue()}
         return json.dumps({**self.rows.jsonValue(), "version": self.version, **there}, separators=(",", ":"))
 
     def continued(self, known: str | None) -> str:
-        """What to stage rows of these columns with: as ``known``, if they are the same rows' since this version."""
+        """Return the text to stage rows with: ``known`` if its columns are the same, and its version not older."""
         if known is None:
             return self.text
         other = StagedColumns.of(known)
         return known if other.rows == self.rows and other.version >= self.version else self.text
 
     def at(self, history: History, names: T.StructType) -> StagedColumns:
-        """The same columns, whose ``names`` are those of the history's last version."""
+        """Return the same columns with their ``names`` at the history's last version."""
         return replace(self, version=history.version, there=names if moved(self.rows, names) else None)
 
 
 def moved(before: T.StructType, after: T.StructType) -> dict[str, str]:
-    """Columns that have another name in ``after``, at every depth."""
+    """Return the columns that have another name in ``after``, at every depth."""
     pairs = zip(paths(before), paths(after), strict=True)
     return {".".join(old): ".".join(new) for old, new in pairs if old[-1].lower() != new[-1].lower()}
 
 
 def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
-    """The rows with the names of a schema, at every depth, column by column."""
+    """Return the rows with the names and types of a schema, at every depth, column by column."""
     if rows.schema.simpleString() == schema.simpleString():
         return rows
     pairs = zip(rows.columns, schema.fields, strict=True)
@@ -69,7 +65,7 @@ def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
 
 
 def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
-    """The columns at every depth, as they are written."""
+    """Yield the columns at every depth, in order."""
     for name, part in within(kind):
         if isinstance(kind, T.StructType):
             yield (*path, name)

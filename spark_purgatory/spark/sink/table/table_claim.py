@@ -1,9 +1,9 @@
-"""The table of a checkpoint: a small file in its staging folder names the table that its rows are staged for.
+"""The claim of a checkpoint: a small file in its staging folder that names the table of its staged rows.
 
-Without it rows that were staged for one table, and not drained yet, would go to whichever table the query is started
-with. It names the table with its catalog and schema, or by an absolute path, so that a restart goes on with it also
-where the session has another current schema or folder. It is written before a query's first start, which shows that the
-checkpoint's storage takes files, and binds once Spark has begun: once there is Spark's own file ``metadata``.
+Without it, staged rows of one table would go to any table that the query is started with. It names the table with its
+catalog and schema, or by an absolute path, so that a restart finds it even if the session has another current schema or
+folder. It is written before a query's first start, which proves that the checkpoint's storage takes files. It binds
+once Spark has written its own file ``metadata``.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from spark_purgatory.spark.storage.storage_access import write_line
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
-CLAIM = "staging/table"
-"""Below the checkpoint."""
+CLAIM = "staging/table"  # Below the checkpoint.
 _BEGUN, _COMMIT, _LOG = (re.compile(pattern) for pattern in (r"/metadata$", r"/commits/(\d+)$", r"/staging/log/"))
+# ``path`` or ``table``: the table; ``given``: the user's name for it; ``id``: its own, empty if it did not exist.
 Claimed = dict[str, str]
-"""``path`` or ``table``: the table; ``given``: what its user called it; ``id``: its own, empty if it was to be made."""
 KEYS = ({"path", "given", "id"}, {"table", "given", "id"})
 
 
 def claim_path(checkpoint: str) -> str:
-    """The folder of the claim; it is there once `claim` has returned."""
+    """Return the folder of the claim, which exists once `claim` has returned."""
     return f"{checkpoint.rstrip('/')}/{CLAIM}"
 
 
 def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Callable[[], bool]) -> tuple[Claimed, bool]:
-    """Claim a checkpoint for a table; returns what it is claimed for, and whether the query has run before.
+    """Claim a checkpoint for a table; return its claim, and True if the query has run before.
 
-    ``has_filled`` says whether the query has brought rows to the table: by that, or by the table's id, it is known
-    under a new name. Raises ConfigError if the checkpoint is another table's, StagingError if it is another sink's.
+    A table with a new name is recognised by its id, or by the query's rows in it (``has_filled``). Raises ConfigError
+    if the checkpoint belongs to another table, StagingError if it belongs to another sink.
     """
     try:
         _write(spark, checkpoint, ours, "ignore")
@@ -64,7 +63,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
                 f"checkpoint={checkpoint!r} belongs to table {_said(claimed)}, for which it may hold staged rows. This "
                 f"query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its own"
             )
-        LOG.warning("table %s is %s now: the query goes on with it", _said(claimed), _said(ours))
+        LOG.warning("table %s is called %s now: the query goes on with it", _said(claimed), _said(ours))
         claimed = ours
         _write(spark, checkpoint, ours, "overwrite")
     if not claimed and has_log and not has_filled():
@@ -91,9 +90,9 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
 
 
 def claimed_by(spark: SparkSession, checkpoint: str) -> Claimed:
-    """The table that a checkpoint is claimed for: {"path" or "table": the table}.
+    """Return the table that a checkpoint is claimed for, {"path" or "table": the table}, empty without a claim.
 
-    It is empty where no RecordAccumulator has claimed the checkpoint. Raises StagingError if the file is damaged.
+    Raises StagingError if the claim is damaged.
     """
     try:
         claimed = _claimed(spark, checkpoint)
@@ -123,7 +122,7 @@ def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claime
 
 
 def is_one_table(claimed: Claimed, ours: Claimed) -> bool:
-    """Return True if both claims are for one table, or call it alike: the session may take a name for another now."""
+    """Return True if both claims are for one table, or the user called it the same."""
     if ("path" in claimed) != ("path" in ours):
         return False
     if claimed.get("given", "") == ours.get("given"):
@@ -142,7 +141,7 @@ def _said(claimed: Claimed) -> str:
 
 
 def app_id_of(spark: SparkSession, checkpoint: str) -> str:
-    """The app id: Spark's id of the query, made at its first start and kept. A table may get another name."""
+    """Return the app id, which has Spark's id of the query: made at its first start and kept."""
     rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
     try:
         query_id = json.loads(rows[0]["value"])["id"]

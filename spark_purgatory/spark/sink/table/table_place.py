@@ -1,4 +1,4 @@
-"""Where a table is, whatever its user calls it: names by catalog and schema, paths as storage takes them."""
+"""The place of a table: names with catalog and schema, absolute paths."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.storage_access import absolute, back_ticked
 
 SESSION_CATALOG = "spark_catalog"
-OF_DELTA = ("_delta_log", "_change_data", "_delta_index")
-"""Folders in a table's folder that are Delta's own."""
+OF_DELTA = ("_delta_log", "_change_data", "_delta_index")  # Delta's own folders in a table's folder.
 _NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
-    """The options with a place that means the same table tomorrow: catalog.schema.table, or an absolute path.
+    """Return the options with a place that will always mean the same table: catalog.schema.table, or an absolute path.
 
-    A name without a catalog or a schema is looked up in the session's current ones.
+    A name without a catalog or schema gets the session's current ones.
     """
     if options.path:
         return replace(options, path=absolute(spark, options.path))
@@ -36,18 +35,18 @@ def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
 
 
 def name_parts(name: str) -> list[str]:
-    """The parts of a name, without back-ticks."""
+    """Return the parts of a name, without back-ticks."""
     found = _NAME_PART.findall(name)
     return [part[1:-1].replace("``", "`") if part.startswith("`") else part for part in found]
 
 
 def sql_name(*parts: str) -> str:
-    """A name as SQL has it, whatever characters its parts have."""
+    """Return a name for SQL, with back-ticks where its parts need them."""
     return ".".join(part if _PLAIN.fullmatch(part) else back_ticked(part) for part in parts)
 
 
 def place_of_name(spark: SparkSession, table: str) -> str | None:
-    """The folder that a table of a `resolved` name would get; None where a catalog other than Spark's own chooses it.
+    """Return the folder that a table of a `resolved` name would get; None if a catalog other than Spark's chooses it.
 
     Raises ConfigError if there is no such schema, or the catalog would refuse the name.
     """
@@ -74,10 +73,10 @@ def place_of_name(spark: SparkSession, table: str) -> str | None:
 
 
 def check_outside(spark: SparkSession, checkpoint: str, folder: str, must_be_empty: bool = False) -> None:
-    """Raise ConfigError if a checkpoint lies where VACUUM of the table in ``folder`` would remove its staged rows.
+    """Raise ConfigError if VACUUM of the table in ``folder`` would remove the checkpoint's staged rows.
 
-    VACUUM leaves folders alone whose name begins with an underscore. ``must_be_empty``: the table is to be made there,
-    by name, which Delta does in an empty folder alone.
+    VACUUM keeps folders whose name begins with an underscore. ``must_be_empty``: the table will be created there by
+    name, which Delta does in an empty folder only.
     """
     inside = Place.of(absolute(spark, checkpoint)).below(Place.of(absolute(spark, folder)))
     first = (inside or "").partition("/")[0]

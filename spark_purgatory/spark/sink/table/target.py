@@ -1,7 +1,7 @@
-"""The table that rows end in, by path or by name: what a drain, and all that is around it, asks of any format.
+"""The table that rows end in, by path or by name: the interface of all formats.
 
-`DeltaTarget` is one. Each says what its table is, what became of it since a version (`History`), which columns it
-takes, and appends the rows of a drain with the drain's mark, once.
+A target describes its table and its history since a version (`History`), checks the columns that it takes, and appends
+the rows of a drain once, with the drain's mark.
 """
 
 from __future__ import annotations
@@ -22,55 +22,44 @@ from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitte
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
+# A property by which a table's owner says that no column was renamed from a version to the table's oldest known one.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
-"""A property by which a table's owner says that no column was renamed between a version and what its history has."""
-MAX_ADDED = 5
-"""More columns that a table lacks were hardly forgotten: it looks like another table."""
+MAX_ADDED = 5  # A table that lacks more columns than this looks like another table.
 MAX_LISTED = 12
 
 
 class SpecialColumns(NamedTuple):
-    """Names in lower case."""
+    """Names of columns in lower case."""
 
-    filled: frozenset[str] = frozenset()
-    """Columns that the stream lacks, and the table fills."""
-    closed: frozenset[str] = frozenset()
-    """Columns that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
+    filled: frozenset[str] = frozenset()  # The stream lacks them, and the table fills them.
+    closed: frozenset[str] = frozenset()  # The stream has them, but they take no values (IDENTITY).
 
 
 class Target(ABC):
     """A table by path or by name."""
 
-    format: ClassVar[str]
-    """Its name, as people write it."""
-    no_history: ClassVar[History]
-    """That of a table which is not there."""
-    adding: ClassVar[str] = ""
-    """The setting by which a drain may add the columns that the table lacks."""
-    widening: ClassVar[str] = ""
-    """What the table must have before a column's type may be widened."""
+    format: ClassVar[str]  # Its name in texts.
+    no_history: ClassVar[History]  # The history of a table that does not exist.
+    adding: ClassVar[str] = ""  # The setting by which a drain may add columns that the table lacks.
+    widening: ClassVar[str] = ""  # The remedy that must come before a column's type is widened.
 
     def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
         self.path, self.table = options.path, options.table
         self.partition_by = options.names_of("partition_by")
-        self.since = since
-        """The table's version whose names of columns ``partition_by`` has."""
-        self._facts: TableFacts | None = None
-        """The table when it was last looked at; None if it was not there."""
-        self._columns: StagedColumns | None = None
-        """The columns of the rows to be written next, with the table's names when it was looked at last."""
-        self._written: T.StructType | None = None
-        """The same as they are written: with the table's names and types."""
+        self.since = since  # The table's version whose column names ``partition_by`` has.
+        self._facts: TableFacts | None = None  # Of the last look; None if there was no table.
+        self._columns: StagedColumns | None = None  # Of the rows to write next, with the table's names.
+        self._written: T.StructType | None = None  # The same with the table's types, too.
 
     def __str__(self) -> str:
         return str(self.table or self.path)
 
-    # --- what a format says ----------------------------------------------------------------------------------------
+    # --- different for each format ---------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def sql_place(self) -> str:
-        """The table as Spark's statements have it."""
+        """The table in Spark's statements."""
 
     @abstractmethod
     def check_session(self, spark: SparkSession) -> None:
@@ -78,63 +67,63 @@ class Target(ABC):
 
     @abstractmethod
     def exists(self, spark: SparkSession) -> bool:
-        """Return True if the table is there."""
+        """Return True if the table exists."""
 
     @abstractmethod
     def described(self, spark: SparkSession) -> TableFacts | None:
-        """The table's facts, None without one. Raises TableForgetsError, ConfigError."""
+        """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
 
     @abstractmethod
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> History:
-        """Return the last versions of the table, and of all from version ``since`` on."""
+        """Return the last versions of the table, and all from version ``since``."""
 
     @abstractmethod
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """The table, as it is now or was when it was read."""
+        """Return the table now, or at a version."""
 
     @abstractmethod
     def columns_now(
         self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
     ) -> StagedColumns:
-        """The columns with the names that the table, whose columns are ``there``, has for them now.
+        """Return the columns with the names that the table, whose columns are ``there``, has for them now.
 
-        Raises SchemaMismatchError where nobody can tell.
+        Raises SchemaMismatchError if that is not known.
         """
 
     @abstractmethod
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
-        """Write rows in one transaction of the table, with the mark of a drain; ``max_file_rows``: 0 is no limit."""
+        """Write rows in one transaction, with the mark of a drain. ``max_file_rows`` of 0 is no limit."""
 
     def taking(self, spark: SparkSession) -> Taking:
-        """How the table takes rows in this session."""
+        """Return how the table takes rows in this session."""
         return Taking()
 
     @abstractmethod
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
-        """What keeps the table, or one that would be made, from holding such rows."""
+        """Return the reasons why the table, or a new one, cannot hold such rows."""
 
     @abstractmethod
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
-        """Raise ConfigError, StorageError or TableForgetsError if a table cannot be made as it must be.
+        """Raise ConfigError, StorageError or TableForgetsError if a table cannot be created.
 
-        ``place``: the folder that it would get, where that is known. ``was_begun``: the first drain was, and may have
-        been killed there before there was a table.
+        ``place``: its folder, if that is known. ``was_begun``: the first drain was begun, and may have been killed
+        before it created the table.
         """
 
     @abstractmethod
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """Look at a table that a stream of such rows is to go on with; ``known`` were staged last.
+        """Check an existing table for a stream of such rows; ``known`` are the columns that were staged last.
 
-        Returns its columns, the version whose names of columns the stream has, and columns that take no values, or
-        need none. Raises SchemaMismatchError, StorageError.
+        Returns its columns, the version whose column names the stream has, and columns that take no values, or need
+        none. Raises SchemaMismatchError, StorageError.
         """
 
-    # --- what is the same for all ----------------------------------------------------------------------------------
+    # --- the same for all ------------------------------------------------------------------------------------------
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
-        """Return what the table says of itself, None without one. Raises TableForgetsError, ConfigError."""
+        """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
         self._facts = None
         if (facts := self.described(spark)) is None:
             return None
@@ -147,29 +136,29 @@ class Target(ABC):
         return facts
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
-        """The error that says so."""
+        """Return the error for other partition columns than the table's."""
         return ConfigError(
             f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
             "give these, or write to a new table"
         )
 
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:  # noqa: B027
-        """Let the table keep a version, which is the query's last drain. Some keep it anyway."""
+        """Keep the version of the query's last drain from expiry, if the format needs that."""
 
     def state(
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
     ) -> TableState:
-        """Return the table as it is, with all versions from ``since`` on, and the commit of an intent if it has that.
+        """Return the table with all versions from ``since``, and the commit of an intent if the table has it.
 
-        Raises as `facts`; StorageError where only the table could say whether it has the commit, and it cannot.
+        Raises as `facts`, and StorageError if the table no longer shows whether it has the commit.
         """
         facts = self.facts(spark)
         return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
     def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
-        """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns.
+        """Check before a drain that the table has the id ``table_id`` and takes the columns, and return its facts.
 
-        ``schema``: the columns as the staging log has them (`StagedColumns`).
+        ``schema``: the columns in the form of the staging log (`StagedColumns`).
         """
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
@@ -188,20 +177,20 @@ class Target(ABC):
         return facts
 
     def noted(self, schema: str, version: int) -> str:
-        """The columns of staged rows, as an intent notes them that is made at a version of the table."""
+        """Return the columns of staged rows for an intent that is made at a version of the table."""
         if (columns := self._columns) is None:
             return schema
         return (columns if columns.there else replace(columns, version=version)).text
 
     def folders_of(self, rows: T.StructType) -> list[str]:
-        """The table's partition columns as the rows to be written next name them."""
+        """Return the table's partition columns with the names of the rows to write next."""
         renamed = None if self._columns is None else self._columns.there
         given = {} if renamed is None else dict(zip(renamed.names, rows.names, strict=True))
         folders = (self._facts and self._facts.partition_by) or self.partition_by
         return [given.get(name, name) for name in folders if given.get(name, name) in rows.names]
 
     def is_known(self, spark: SparkSession) -> bool:
-        """Return True if there is a table of the name; what is no name could be SQL of another meaning."""
+        """Return True if there is a table of the name. Other text could be SQL of another meaning."""
         try:
             return spark.catalog.tableExists(str(self.table))
         except AnalysisException as error:
@@ -252,12 +241,12 @@ class Target(ABC):
 
 
 def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
-    """Return True if a table has these partition columns; it may have more, which Delta computes."""
+    """Return True if a table has these partition columns. It may have more, which Delta computes."""
     ours = [name.lower() for name in names]
     return ours == [name.lower() for name in facts.partition_by if name.lower() in ours]
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of them."""
+    """Return the first of the names as text."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
