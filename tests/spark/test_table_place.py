@@ -381,7 +381,7 @@ def test_columns_whose_renames_the_history_has_lost_are_not_guessed(stream: Stre
     staged_for(stream, sink, rows)
     forget_history(stream)
     stream.sink = RecordAccumulator(path=str(table))
-    said = r"SchemaMismatchError: .*history .* does not say .* since version 0, .*columnsAsOf"
+    said = r"SchemaMismatchError: .*history .* does not show .* since version 0, .*columnsAsOf"
     with pytest.raises(Exception, match=said):
         stream.run(rows)
     stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('spark_purgatory.columnsAsOf' = '0')")
