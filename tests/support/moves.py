@@ -95,13 +95,10 @@ def _ids(table: pa.Table, shards: Shards) -> pa.Table:
 def _with_shard(table: pa.Table, shard: int, spec: EngineSpec) -> pa.Table:
     if spec.event_columns is not None:
         kind = pa.struct([field.with_name(f"p{i}").with_nullable(True) for i, field in enumerate(spec.event_columns)])
-        held = pa.nulls(len(table), kind)
-        if "columns" in table.column_names:
-            parts = table["columns"].combine_chunks()
-            if not any(pa.types.is_null(field.type) for field in parts.type):
-                held = pa.StructArray.from_arrays(parts.flatten(), fields=list(kind))
-            table = table.drop_columns(["columns"])
-        table = table.append_column("columns", held)
+        held, parts = pa.nulls(len(table), kind), table["columns"].combine_chunks()
+        if not any(pa.types.is_null(field.type) for field in parts.type):
+            held = pa.StructArray.from_arrays(parts.flatten(), fields=list(kind))
+        table = table.drop_columns(["columns"]).append_column("columns", held)
     return _texts(table).append_column("shard", pa.array(np.full(len(table), shard)))
 
 

@@ -77,7 +77,7 @@ def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
     for kept_as, logs in ((LOG, {LogKey(EventKind.COMPLETE, False): events.log}), *events.other_logs().items()):
         for key, log in logs.items():
             for segment in log.segments:
-                yield _of_segment(kept_as, key, segment, spec, None if kept_as in (ENDED, PAST) else names)
+                yield _of_segment(kept_as, key, segment, spec, names)
 
 
 def has_number_value(kept_as: str, kind: int, spec: EngineSpec) -> bool:
