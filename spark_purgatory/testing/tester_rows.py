@@ -22,6 +22,7 @@ from spark_purgatory.spark.operator.payload import arrow_schema
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table  # of one input: dicts by column name, or a table
 Schema: TypeAlias = pa.Schema | T.StructType
+UNFIT = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
 
 
 class RowReader:
@@ -96,12 +97,14 @@ class RowReader:
             kind = kind or self._map_type(values)
         try:
             array = pa.array(values, kind)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except UNFIT as error:
             at = next((i for i, value in enumerate(values) if not _fits(value, kind)), 0)
-            wanted = "the type of the rows before it" if kind is None else str(plain(kind))
+            where = f"{self.given}: column {name!r} has a {type(values[at]).__name__} in row {at}"
+            if isinstance(error, UnicodeError):
+                raise ConfigError(f"{where} with a lone surrogate, which UTF-8 does not have: remove it") from None
+            wanted = "the type of the rows before it" if kind is None else plain(kind)
             raise ConfigError(
-                f"{self.given}: column {name!r} has a {type(values[at]).__name__} in row {at}, which does not fit "
-                f"{wanted}: give values of one type, or {self.given}_schema="
+                f"{where}, which does not fit {wanted}: give values of one type, or {self.given}_schema="
             ) from error
         for moment in _moments(values):
             if (moment.tzinfo is None) == _has_zone(array.type):
@@ -125,7 +128,7 @@ def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _fits(value: Any, kind: pa.DataType | None) -> bool:
     try:
         pa.array([value], kind)
-    except (pa.ArrowException, TypeError, OverflowError):
+    except UNFIT:
         return False
     return True
 

@@ -197,6 +197,11 @@ def test_a_step_that_raises_changes_nothing() -> None:
     assert len(tester.step(completions=[payment(1, 1)])) == 1
 
 
+def test_half_of_a_surrogate_pair_is_refused_with_its_column() -> None:
+    with pytest.raises(ConfigError, match="operations: column 'order_id' has a str in row 1 with a lone surrogate"):
+        PurgatoryTester(orders_and_payments()).step([order("1"), order("2\ud800")])
+
+
 def test_columns_come_from_a_schema_an_arrow_table_or_the_first_rows() -> None:
     spark = T.StructType([T.StructField("order_id", T.IntegerType()), T.StructField("ordered_at", T.TimestampType())])
     tester = PurgatoryTester(orders_and_payments(), spark)
