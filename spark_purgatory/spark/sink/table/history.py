@@ -113,8 +113,8 @@ class TableFacts:
 
     @property
     def may_be_renamed(self) -> bool:
-        """True if columns may have been renamed, also if the table no longer maps names."""
-        return self.is_mapped or "columnMapping" in self.features
+        """True if columns may have been renamed, also if the table no longer maps names, or has dropped the feature."""
+        return self.is_mapped or not {"columnMapping", "checkpointProtection"}.isdisjoint(self.features)
 
 
 class TableState(NamedTuple):
