@@ -47,19 +47,18 @@ def import_tables(
     store = store_settings(spark, {} if is_free else as_session)
     manifest = read_manifest(spark, folder)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
-    with settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
-        groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
-        if query.host == LOG_HOST:
-            check_log_host(spark)
-            from spark_purgatory.spark.move.import_log_host import log_host_imports
+    groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
+    if query.host == LOG_HOST:
+        check_log_host(spark)
+        from spark_purgatory.spark.move.import_log_host import log_host_imports
 
-            results = log_host_imports(groups, importing)
-        else:
-            results = blob_hosted(groups, _blob_function(importing))
-        writer = results.writeStream.format("noop").option("checkpointLocation", at)
-        with settings_at_start(spark, store):
-            started = writer.trigger(availableNow=True).start()
-        started.awaitTermination()
+        results = log_host_imports(groups, importing)
+    else:
+        results = blob_hosted(groups, _blob_function(importing))
+    writer = results.writeStream.format("noop").option("checkpointLocation", at).trigger(availableNow=True)
+    with settings_at_start(spark, store), settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
+        started = writer.start()
+    started.awaitTermination()
     return int(gauges(spark, checkpoint=at)["pending"])
 
 
