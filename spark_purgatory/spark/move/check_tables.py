@@ -9,11 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.export.checked import TABLES, Fault, TableRules, conserved, told
-from spark_purgatory.core.state.engine_snapshot import refuse
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
-from spark_purgatory.spark.move.survey import Survey, read_facts
-from spark_purgatory.spark.move.tables import ROW, read_manifest, read_table, schemas_of
+from spark_purgatory.spark.move.survey import Survey
+from spark_purgatory.spark.move.tables import ROW, manifest_of, read_manifest, read_table, schemas_of
 from spark_purgatory.spark.operator.stream_plan import Query
 
 FAULTS_DDL = "column string, what string, rows bigint, remedy string"
@@ -39,8 +38,7 @@ def check_tables(
 ) -> int:
     """Check tables that a query will take over from a checkpoint, and return the number of operations in them.
 
-    Raises ConfigError if they have faults or belong to another micro-batch, and StateMismatchError if the query cannot
-    take them over.
+    Raises ConfigError if they have faults or belong to another micro-batch.
     """
     manifest = read_manifest(spark, folder)
     if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
@@ -48,7 +46,11 @@ def check_tables(
             f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
             f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
         )
-    refuse(text for said in manifest.queries for text in read_facts(said, query.spec))
+    if manifest != manifest_of(found, old.query_id, {**manifest.rows, "operations": found.operations}):
+        raise ConfigError(
+            f"tables={folder!r}: table 'counts', column 'manifest': 1 row is not what export_state writes of "
+            f"source={old.path!r}: copy it, or export its state again"
+        )
     facts = found.found[0].facts
     roles = {role: facts["columns"][at] for role, at in facts["roles"].items()}
     rules = TableRules(query.spec, query.route == "key", roles)

@@ -18,7 +18,7 @@ from spark_purgatory.core.state.event_snapshot import event_columns_of
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, told_by_states
-from spark_purgatory.spark.operator.payload import schema_of, schema_text
+from spark_purgatory.spark.operator.payload import schema_text
 
 FACTS = ("spec", "columns", "roles", "sources", "texts", "event_columns", "event_value")
 """The facts about its query in a state."""
@@ -29,7 +29,6 @@ class ShardFacts:
     """The facts in one shard's state."""
 
     facts: dict[str, Any]
-    """The values of `FACTS`."""
     tally: dict[str, Any]
     watermark_ms: int
     shards: int | None
@@ -90,15 +89,6 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
             "query with any settings"
         )
     return Survey(states, found)
-
-
-def read_facts(said: dict[str, Any], spec: EngineSpec) -> list[str]:
-    """Return why a query cannot take over the state with these facts (`ShardFacts.of_query`)."""
-    facts = {**said["facts"], "numbers": {"segments": 1}, "logs": []}
-    held = {PAYLOAD: said["payload"], "log.0.columns": said["carried"]}
-    schemas = {name: schema_of(text) for name, text in held.items() if text is not None}
-    tables = {name: [pa.RecordBatch.from_pylist([], schema)] for name, schema in schemas.items() if schema}
-    return differences_of(spec, facts, tables, MOVABLE)
 
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, cast
@@ -148,8 +148,16 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
     for name, schema in schemas_of(found).items():
         numbered = _table(found, name, schema).withColumn(ROW, F.monotonically_increasing_id())
         numbered.write.parquet(f"{folder}/{name}")
-    queries = dict.fromkeys(json.dumps(each.of_query(), sort_keys=True) for each in found.found)
-    manifest = Manifest(
+    manifest = manifest_of(found, query_id, {name: read_table(spark, folder, name).count() for name in TABLES})
+    row = (FORMAT, __version__, json.dumps(vars(manifest)))
+    spark.createDataFrame([row], COUNTS_DDL).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
+    return manifest
+
+
+def manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
+    """The manifest of an export of a query's checkpoint."""
+    queries = sorted({json.dumps(each.of_query(), sort_keys=True) for each in found.found})
+    return Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
         watermark_ms=found.watermark_ms,
@@ -157,11 +165,8 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
         host=found.states.host,
         history=history_of([each.tally for each in found.found]),
         queries=[json.loads(text) for text in queries],
-        rows={name: read_table(spark, folder, name).count() for name in TABLES},
+        rows=rows,
     )
-    row = (FORMAT, __version__, json.dumps(vars(manifest)))
-    spark.createDataFrame([row], COUNTS_DDL).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
-    return manifest
 
 
 def read_manifest(spark: SparkSession, folder: str) -> Manifest:
@@ -179,8 +184,9 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
             f"the release that wrote it, {row['spark_purgatory']}"
         )
     try:
-        return Manifest(**json.loads(row["manifest"]))
-    except (TypeError, ValueError) as error:
+        manifest = Manifest(**json.loads(row["manifest"]))
+        return replace(manifest, rows={name: int(manifest.rows[name]) for name in TABLES})
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}, column 'manifest': 1 row is not as export_state wrote it: copy it") from error
 
 
