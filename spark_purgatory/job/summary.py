@@ -81,7 +81,8 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
     console.print(table)
     if orphans := summary.by_status.get("ORPHAN"):
         say(console, f"Also {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
-    say(console, _files_line(summary.file_bytes))
+    if summary.file_bytes or not summary.outcomes:
+        say(console, _files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
     say(console, f"{_sober(verdict(summary), totals)}: {sums_of(tally, where)}")

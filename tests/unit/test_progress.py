@@ -114,7 +114,6 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ([], "Files: none"),
         ([3_900_000], "Files: 1 of 3.7 MiB"),
         ([1 << 20, 3 << 20, 4 << 20], "Files: 3, together 8.0 MiB: 1.0 MiB to 4.0 MiB each, the median 3.0 MiB"),
     ],
@@ -127,6 +126,15 @@ def test_files_are_told_in_a_sentence(sizes: list[int], says: str, console: Cons
     assert says in lines
     end = " ".join(lines[lines.index(says) + 1 :])
     assert end == "Nothing lost: 110,621 received = 101,000 with an outcome, all in the table + 9,621 waiting"
+
+
+@pytest.mark.parametrize(("statuses", "files"), [({}, ["Files: none"]), ({"COMPLETED": 3}, [])])
+def test_a_table_that_lists_no_files_has_none_or_does_not_tell(
+    statuses: dict[str, int], files: list[str], console: Console
+) -> None:
+    with console.capture() as shown:
+        print_summary(console, Summary(statuses, {}, [], JobTally(3, 3, 0)), "table t", Totals())
+    assert [line for line in shown.get().splitlines() if line.startswith("Files")] == files
 
 
 def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> None:
