@@ -125,7 +125,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
         if state_fault(error) is None and (fault_said := storage_fault(error)):
             raise StagingError(
                 f"a micro-batch could not be staged in {path}: {fault_said}. It does not count. Rows staged earlier "
-                "stay staged. Mend the storage and start again"
+                "stay staged. Repair the storage and start again"
             ) from None
         raise
     found = seen.get
