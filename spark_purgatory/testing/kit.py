@@ -98,7 +98,7 @@ def stream_outcomes(
     batches: int = 4,
     restarts: int = 1,
 ) -> tuple[DataFrame, int]:
-    """Stream both DataFrames in random micro-batches; the arguments are those of `assert_stream_equals_batch`.
+    """Stream both DataFrames in random micro-batches; arguments as in `assert_stream_equals_batch`.
 
     A restart is left out unless rows of both inputs follow.
 

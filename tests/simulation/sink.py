@@ -28,6 +28,7 @@ from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table import table_claim
 from tests.simulation.storage import DiskPath, Names, Store
 from tests.simulation.table import Target
 
@@ -228,8 +229,8 @@ def edges() -> Iterator[None]:
         (staging_folder, "settings", nowhere),
         (staging_folder, "write_line", lambda spark, path, line, mode: _store().write(path, line, mode)),
         (staging_folder, "write_nothing", lambda spark, path, mode: _store().remove(path)),
-        (staged_view, "app_id_of", app_id),
-        (staged_view, "claimed_by", lambda *given: {}),
+        (table_claim, "app_id_of", app_id),
+        (table_claim, "claimed_by", lambda *given: {}),
         (staged_view, "resolved", lambda *given: place),
         (staged_view, "next_batch", next_batch),
         (staged_view, "repartitions_in", none),

@@ -107,7 +107,7 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
     assert same.read(spark, staged=True, checkpoint=str(landing.checkpoint)).count() == len(rows)
     other = RecordAccumulator(path=f"{tmp_path}/other")
     with pytest.raises(
-        ConfigError, match=r"belongs to table .*/table, and .*/other has no row of its query: name the table"
+        ConfigError, match=r"belongs to table .*/table, but .*/other has no row of its query: name the table"
     ):
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 

@@ -138,10 +138,13 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
             lambda: "twice",
             r"'twice' is the name of several columns .* AMBIGUOUS_REFERENCE.*: rename or drop all but one",
         ),
-        (lambda: "place.street", r"'place\.street' names no value .*FIELD_NOT_FOUND.*: give a column, a field"),
-        (lambda: F.max("key"), r".*max\(key\).* names no value .*MISSING_GROUP_BY"),
-        (lambda: F.explode("keys"), r".*explode\(keys\).* names no value .*UNSUPPORTED_GENERATOR"),
-        (lambda: F.col("nowhere"), r".*nowhere.* names no value .*UNRESOLVED_COLUMN"),
+        (
+            lambda: "place.street",
+            r"'place\.street' is not a value of a row .*FIELD_NOT_FOUND.*: give a column, a field",
+        ),
+        (lambda: F.max("key"), r".*max\(key\).* is not a value of a row .*MISSING_GROUP_BY"),
+        (lambda: F.explode("keys"), r".*explode\(keys\).* is not a value of a row .*UNSUPPORTED_GENERATOR"),
+        (lambda: F.col("nowhere"), r".*nowhere.* is not a value of a row .*UNRESOLVED_COLUMN"),
     ],
 )
 def test_what_names_no_value_of_a_row_is_refused_with_its_field(
@@ -226,7 +229,7 @@ def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
 def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession, value: Any) -> None:
     """It gave no outcomes, as if everything were pending."""
     rows = rows_at(spark)
-    with pytest.raises(ConfigError, match=r"^as_of=.* is not after 1970-01-01 00:00:00 UTC, .*Give a later time"):
+    with pytest.raises(ConfigError, match=r"^as_of=.* is not after 1970-01-01 00:00:00 UTC, .*give a later time"):
         made().resolve(rows, rows, as_of=value)
 
 

@@ -198,7 +198,9 @@ class Shards:
         for i, field in enumerate(TYPED, len(OWN)):
             table = table.append_column(f"p{i}", pa.array([typed(name, field.type) for name in names], field.type))
         sides = {OPERATIONS: table, EVENTS: events_table(events, self.hash_bits, self.spec)}
-        rows = pd.DataFrame({"side": list(sides), "blob": [to_blob(side).to_pybytes() for side in sides.values()]})
+        rows = pd.DataFrame(
+            {"shard": 0, "side": list(sides), "blob": [to_blob(side).to_pybytes() for side in sides.values()]}
+        )
         blobs = pa.RecordBatch.from_pandas(batch_function(self.spec, as_of_ms)(rows)[["blob"]])
         orphans, evidence = self.spec.orphans != "none", evidence_fields(self.spec)
         schema = pa.schema([*OWN, *TYPED, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
