@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.spark.sink.drain.policy_adapter import KEPT_FUTURES
 from spark_purgatory.testing.splits import Batch
 from tests.simulation.driver import Settings
 from tests.simulation.play import quiet
@@ -56,7 +57,7 @@ class Left(NamedTuple):
     files: int
     states: int
     log_entries: int
-    futures: int
+    futures: int  # Beyond those of the last `KEPT_FUTURES` micro-batches.
     epochs: int
 
 
@@ -112,6 +113,6 @@ def _left(simulation: Simulation) -> Left:
         files=len(checkpoint.files),
         states=len(checkpoint.states.files),
         log_entries=max(map(entries_of, states), default=0),
-        futures=len(run.sender.policy.futures),
+        futures=max(0, len(run.sender.policy.futures) - KEPT_FUTURES),
         epochs=len(run.sender.ledger.epochs),
     )
