@@ -365,6 +365,28 @@ def run(world: World) -> WorldSender:
     return sender
 
 
+def crashed(world: World, number: int, also: Callable[[str], None] | None = None) -> str:
+    """Run a world up to the failpoint of that number and return its name; "" if the run ended before.
+
+    ``also`` is called at each failpoint first.
+    """
+    stop, reached = crash_at(number)
+
+    def hook(name: str) -> None:
+        if also is not None:
+            also(name)
+        stop(name)
+
+    failpoints.hook = hook
+    try:
+        run(world)
+    except Crash:
+        return reached[-1]
+    finally:
+        failpoints.hook = None
+    return ""
+
+
 def last_of(world: World, kind: str) -> int:
     numbers = [int(path.rpartition("=")[2]) for path in world.log if f"/{kind}=" in path]
     return max(numbers, default=-1)

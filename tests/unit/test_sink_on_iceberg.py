@@ -16,7 +16,7 @@ from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld
-from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crash_at, last_of, run
+from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crashed, last_of, run
 
 CELLS = 3_556
 FEW = ("files fill", "some are empty", "the schema changes")
@@ -39,24 +39,15 @@ def made(name: str, beside: str, again: str) -> IcebergWorld:
     return IcebergWorld(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
 
 
-def crashed(name: str, number: int, beside: str, again: str, neighbours: bool) -> tuple[IcebergWorld, str]:
+def left(name: str, number: int, beside: str, again: str, neighbours: bool) -> tuple[IcebergWorld, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
     world = made(name, beside, again)
-    stop, reached = crash_at(number)
 
-    def hook(point: str) -> None:
+    def append(point: str) -> None:
         if neighbours and point == "before commit":
             world.neighbour()
-        stop(point)
 
-    failpoints.hook = hook
-    try:
-        run(world)
-    except Crash:
-        return world, reached[-1]
-    finally:
-        failpoints.hook = None
-    return world, ""
+    return world, crashed(world, number, append)
 
 
 def may_know(world: IcebergWorld) -> bool:
@@ -152,14 +143,14 @@ def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothi
         number = 0
         while True:
             again, neighbours = AGAIN[number % len(AGAIN)], (number + more) % 2 == 0
-            left, point = crashed(name, number, beside, again, neighbours)
+            world, point = left(name, number, beside, again, neighbours)
             if not point:
                 break
             number += 1
             points.add(point)
             for saying in SAYINGS:
                 where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
-                cells[goes_on_as_it_should(deepcopy(left), saying, f"{where}, neighbours {neighbours}")] += 1
+                cells[goes_on_as_it_should(deepcopy(world), saying, f"{where}, neighbours {neighbours}")] += 1
     assert points == {*failpoints.FAILPOINTS, "in stage", IN_COMMIT}
     print(f"{cells.total():,} cells: {dict(cells)}")
     assert cells.total() == (25_200 if every else CELLS)
@@ -170,11 +161,11 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> int:
     """A run that ended writes and picks at each point of the next one: the number of ways; each row is there once."""
     walked = 0
     for name, number in product(FEW, range(99)):
-        left, point = crashed(name, number, "late", AGAIN[0], neighbours=number % 2 == 0)
-        if not point or not left.under_way:
+        first, point = left(name, number, "late", AGAIN[0], neighbours=number % 2 == 0)
+        if not point or not first.under_way:
             continue
         for late in range(99):
-            world, reached = deepcopy(left), list[str]()
+            world, reached = deepcopy(first), list[str]()
 
             def hook(point: str, world: IcebergWorld = world, reached: list[str] = reached, late: int = late) -> None:
                 reached.append(point)

@@ -38,10 +38,9 @@ from tests.support.sink_world import (
     LARGE,
     SMALL,
     WORLDS,
-    Crash,
     World,
     WorldSender,
-    crash_at,
+    crashed,
     last_of,
     run,
 )
@@ -65,17 +64,10 @@ def made(name: str, beside: str = "", again: str = "the same rows") -> World:
     return World(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
 
 
-def crashed(name: str, number: int, beside: str = "", again: str = "the same rows") -> tuple[World, str]:
+def left(name: str, number: int, beside: str = "", again: str = "the same rows") -> tuple[World, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
     world = made(name, beside, again)
-    failpoints.hook, reached = crash_at(number)
-    try:
-        run(world)
-    except Crash:
-        return world, reached[-1]
-    finally:
-        failpoints.hook = None
-    return world, ""
+    return world, crashed(world, number)
 
 
 def said(world: World, saying: str) -> type[PurgatoryError] | None:
@@ -135,7 +127,7 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
         number = 0
         while True:
             again = AGAIN[(number + more) % len(AGAIN)]
-            left, point = crashed(name, number, beside, again)
+            world, point = left(name, number, beside, again)
             if not point:
                 break
             number += 1
@@ -143,7 +135,7 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
             for saying in SAYINGS:
                 where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
                 cells[name] += not more
-                goes_on_as_it_should(deepcopy(left), saying, where)
+                goes_on_as_it_should(deepcopy(world), saying, where)
     assert points == {*failpoints.FAILPOINTS, "in stage"}
     every = Counter({name: number * len(BESIDE) for name, number in CELLS.items()})
     assert cells == every, "crash points of each world, times what the table can say, times how drains go"
@@ -163,13 +155,7 @@ def test_random_histories_of_crashes_replays_that_differ_and_failing_commits_los
         for _ in range(draw.randrange(1, 6)):
             world.again = draw.choice(AGAIN)
             world.commit_fails = draw.choices(["absent", "arrived", ""], k=draw.randrange(3))
-            failpoints.hook, _ = crash_at(draw.randrange(24))
-            try:
-                run(world)
-            except Crash:
-                crashes += 1
-            finally:
-                failpoints.hook = None
+            crashes += bool(crashed(world, draw.randrange(24)))
             if draw.random() < 0.3:
                 world.arrive()
             if world.committed == len(world.batches) and draw.random() < 0.5:
@@ -209,7 +195,7 @@ def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
     walked = 0
     for name in WORLDS:
         for number in range(99):
-            world, point = crashed(name, number, "late")
+            world, point = left(name, number, "late")
             if not point:
                 break
             for late in range(99) if world.under_way else ():
@@ -246,7 +232,7 @@ def wrong_after_a_crash(name: str) -> str:
     """The first crash of a world after which rows are lost or doubled, or the query stops; "" if there is none."""
     number = 0
     while True:
-        world, point = crashed(name, number, again=AGAIN[number % len(AGAIN)])
+        world, point = left(name, number, again=AGAIN[number % len(AGAIN)])
         if not point:
             return ""
         try:
@@ -298,12 +284,12 @@ def test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_sa
 
 
 def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout() -> None:
-    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after intend")
+    world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after intend")
     world.commit_fails = ["absent"] * 4
     sender = run(world)
     assert sender.policy.totals["drain_retries_total"] == 4
     assert world.in_table() == world.every()
-    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after intend")
+    world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after intend")
     world.options |= {"delivery_timeout": "1 hour"}
     world.takes_nothing = True
     with pytest.raises(BufferExhaustedError, match="took nothing for max_block"):
@@ -326,7 +312,7 @@ def test_a_flush_goes_on_as_long_as_the_table_takes_something_within_max_block()
 
 
 def test_a_drain_that_the_last_run_has_committed_is_not_counted_and_says_nothing_of_how_long_one_takes() -> None:
-    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after commit")
+    world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after commit")
     sender = WorldSender(world)
     before_ms = sender.policy.drain_ms
     sender.take(None)
