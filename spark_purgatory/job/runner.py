@@ -81,7 +81,7 @@ def run(
         say(console, f"Stopped by {by} {when}; a rerun continues from {config.checkpoint}.")
     summary = _summarise(spark, config, sink, console, progress.totals) if config.summary else None
     for text in warnings_of(progress.totals):
-        say(console, f"Warning: {text}.", style="yellow")
+        say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
     return summary
 
 

@@ -18,7 +18,7 @@ from spark_purgatory.job.progress import Totals
 from spark_purgatory.job.tally import JobTally
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import rejected_text
-from spark_purgatory.spark.operator.query_watch import REJECTED_SHARE
+from spark_purgatory.spark.operator.query_watch import LATE_SHARE, REJECTED_SHARE
 from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
@@ -106,20 +106,21 @@ def _sober(said: str, totals: Totals) -> str:
 
 
 def warnings_of(totals: Totals) -> Iterator[str]:
-    """Yield the last lines of a run whose rows came late or were rejected."""
+    """Yield the last lines of a run whose rows came late or were rejected. A few late rows are no warning."""
     counted = totals.counted
     if late := counted["events_late"] + counted["operations_late"]:
         rows = counted["events_received"] + counted["received"]
-        yield (
+        said = (
             f"In this run {late:,} of {rows:,} rows arrived behind the watermark (operations: "
-            f"{counted['operations_late']:,}, completions: {counted['events_late']:,}) and may be decided wrongly. "
-            "Give the late input a longer watermark"
+            f"{counted['operations_late']:,}, completions: {counted['events_late']:,})"
         )
+        many = f"Warning: {said} and may be decided wrongly. Give the late input a longer watermark"
+        yield many if late >= LATE_SHARE * rows else said
     if rejected := counted["events_rejected"]:
         yield (
-            f"In this run {rejected_text(rejected, counted['events_received'], counted)}. If you did not expect this, "
-            "compare key, time and value of completions in the job's file with the rows of its source, or look at its "
-            "dead letters"
+            f"Warning: In this run {rejected_text(rejected, counted['events_received'], counted)}. If you did not "
+            "expect this, compare key, time and value of completions in the job's file with the rows of its source, or "
+            "look at its dead letters"
         )
 
 

@@ -183,7 +183,8 @@ def test_a_run_whose_events_are_nearly_all_rejected_does_not_end_like_a_success(
     assert said in words and topic_line(tally, bad).startswith(said)
     (warning,) = warnings_of(bad)
     assert warning.startswith(
-        "In this run 98 of 100 events were rejected and complete nothing (the time is null: 96; the key is null: 2). If"
+        "Warning: In this run 98 of 100 events were rejected and complete nothing (the time is null: 96; the key is "
+        "null: 2). If"
     )
     few = totals_of(events_received=50, events_rejected=1, rejections={"events_rejected_null_time": 1})
     assert topic_line(tally, few).startswith("Nothing lost: ") and "2 of 100 events" in next(iter(warnings_of(few)))
@@ -192,7 +193,9 @@ def test_a_run_whose_events_are_nearly_all_rejected_does_not_end_like_a_success(
 def test_rows_that_came_late_are_in_the_last_lines_of_a_run() -> None:
     (late,) = warnings_of(totals_of(received=10, events_received=20, events_late=3, operations_late=None))
     assert late == (
-        "In this run 6 of 60 rows arrived behind the watermark (operations: 0, completions: 6) and may be decided "
-        "wrongly. Give the late input a longer watermark"
+        "Warning: In this run 6 of 60 rows arrived behind the watermark (operations: 0, completions: 6) and may be "
+        "decided wrongly. Give the late input a longer watermark"
     )
+    (few,) = warnings_of(totals_of(received=100, events_received=20, events_late=3, operations_late=None))
+    assert few == "In this run 6 of 240 rows arrived behind the watermark (operations: 0, completions: 6)"
     assert list(warnings_of(totals_of(received=10, events_received=20))) == []
