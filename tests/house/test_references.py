@@ -182,7 +182,10 @@ def test_references_that_are_right_pass() -> None:
 
 def test_the_map_of_the_code_has_every_module_once() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^\| `([\w/]+)` \| ", text.partition("\n## Map\n")[2].partition("### Outside")[0], re.MULTILINE)
+    rooms = re.findall(r"^\| `([\w/]+)` \| .* \| (`.*`) \|$", text.partition("\n## Map\n")[2], re.MULTILINE)
+    shown = [
+        f"{room}/{name}".removeprefix("spark_purgatory/") for room, named in rooms for name in re.findall(r"\w+", named)
+    ]
     package = ROOT / "spark_purgatory"
     modules = [
         path.relative_to(package).with_suffix("").as_posix() for path in listed(".py") if package in path.parents
@@ -193,7 +196,7 @@ def test_the_map_of_the_code_has_every_module_once() -> None:
 def test_every_module_that_the_map_names_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_]+(?:/\w+)+)`", text))
-    assert len(named) > 150
+    assert len(named) > 100
     places = (ROOT / "spark_purgatory", ROOT)
     assert [
         name
