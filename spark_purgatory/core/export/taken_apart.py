@@ -1,6 +1,6 @@
 """An engine as tables: those that `export_state` writes and `move_checkpoint` deals to other shards.
 
-They have everything that decides an outcome (docs/export_format.md) and no hash, position or timer. So they can be
+They have everything that decides an outcome (docs/formats.md) and no hash, position or timer. So they can be
 dealt to any number of shards, and a person can read, count, filter and edit them.
 """
 

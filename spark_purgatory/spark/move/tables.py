@@ -1,4 +1,4 @@
-"""The waiting operations of a checkpoint as tables to read, count, filter and edit (docs/export_format.md).
+"""The waiting operations of a checkpoint as tables to read, count, filter and edit (docs/formats.md).
 
 They are written from the states of the checkpoint, and read back into the shards of a query.
 """
