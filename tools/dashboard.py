@@ -15,8 +15,6 @@ from typing import Any
 from spark_purgatory.job.report_page import COLOURS
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
 
-BREAKS, LINE = re.compile(r" (?=(?:or|unless|/ sum|\+ rate)\b)"), "\n    "
-"""Where an alert's expression goes on in another line of docs/metrics.md."""
 UNITS = {"ms": "ms", "bytes": "bytes", "ratio": "none"}
 RUNBOOK = "https://github.com/spark-purgatory/spark-purgatory/blob/main/docs/looks_wrong.md"
 STATS: tuple[tuple[str, str, str, float | None], ...] = (
@@ -89,8 +87,8 @@ ALERTS = (
         10,
         "page",
         "the watermark is {{ $value | humanizeDuration }} behind the clock",
-        "The watermark is an hour behind the clock. Either a source is silent (see the page Something looks wrong), or "
-        "the query is too slow. Nothing expires meanwhile.",
+        "The watermark is an hour behind the clock. Either a source is silent, or the query is too slow. Nothing "
+        "expires meanwhile.",
         "nothing-expires",
     ),
     Alert(
@@ -130,7 +128,7 @@ ALERTS = (
         0,
         "page",
         "{{ $value | humanize }} drains have failed in 10 minutes",
-        "The table accepts no rows: drains fail again and again. After delivery_timeout the query stops.",
+        "The table accepts no rows: more than 5 drains failed in 10 minutes. After delivery_timeout the query stops.",
         "the-query-stopped",
     ),
     Alert(
@@ -148,7 +146,7 @@ ALERTS = (
         30,
         "ticket",
         "the fullest shard has {{ $value | humanize }} times the mean number of operations",
-        "One shard has four times the mean: few keys have most operations. Look for a key that many rows share.",
+        "One shard has four times the mean, and more than 10,000 operations wait: look for a key that many rows share.",
         "micro-batches-get-slower",
     ),
 )
@@ -231,14 +229,10 @@ def _thresholds(red: float | None) -> Any:
 
 
 def alerts_table() -> str:
-    """The table of alerts in docs/metrics.md, and their expressions."""
-    lines = ["| Alert | Severity | What it means, what to do |", "| --- | --- | --- |"]
+    """The table of alerts in docs/metrics.md."""
+    lines = ["| Alert | Severity | Meaning, and what to do |", "| --- | --- | --- |"]
     lines += [f"| `{each.name}` | {each.severity} | {each.text} |" for each in ALERTS]
-    raised = [
-        f"{each.name}{f', for {each.minutes} min' if each.minutes else ''}:\n  {BREAKS.sub(LINE, each.expression)}"
-        for each in ALERTS
-    ]
-    return "\n".join([*lines, "", "An alert fires if its expression holds this long:", "", "```text", *raised, "```"])
+    return "\n".join(lines)
 
 
 def alerts() -> str:
