@@ -172,7 +172,7 @@ def status(checkpoint: Annotated[str, argument(help="The query's checkpointLocat
 def pending(
     checkpoint: Checkpoint,
     where: Annotated[str, typer.Option(help='Only rows that fit, in SQL: "order_id = 7".')] = "true",
-    order_by: Annotated[str, typer.Option(help='In SQL: "age_ms DESC"; by default the time left.')] = "remaining_ms",
+    order_by: Annotated[str, typer.Option(help='In SQL: "age_ms DESC".')] = "remaining_ms",
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; by default all.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,

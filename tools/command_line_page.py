@@ -15,27 +15,33 @@ HEAD = """# Command line
 The extra `cli` installs `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
 has the text of this page.
 
-| You want to | Command |
+| To | Command |
 | --- | --- |
-| see it work, with sample data | [`spark-purgatory demo`](#demo) |
-| check this machine, a checkpoint or a table | [`spark-purgatory doctor`](#doctor) |
-| get a job's file to begin with | [`spark-purgatory example > job.yaml`](#example) |
-| check a job's file | [`spark-purgatory check job.yaml`](#check) |
-| run a job | [`spark-purgatory run job.yaml`](#run) |
-| see the state of a query at once | [`spark-purgatory status CHECKPOINT`](#status) |
-| see why an order still waits | [`spark-purgatory pending CHECKPOINT`](#pending) |
-| get one page about a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
-| change the number of shards, the host or the need | [`spark-purgatory move job.yaml --from CHECKPOINT`](#move) |
-| get what waits as tables, to edit them | [`spark-purgatory export-state CHECKPOINT FOLDER`](#export-state) |
-| restart a query whose staging log has two entries with one number | [`spark-purgatory repair CHECKPOINT`](#repair) |
+| see it work | [`demo`](#demo) |
+| check this machine, a checkpoint or a table | [`doctor`](#doctor) |
+| get a job's file, check it, run it | [`example`](#example), [`check`](#check), [`run`](#run) |
+| see how far a query is | [`status`](#status) |
+| see why an order still waits | [`pending`](#pending) |
+| get one page about a query, to send to someone | [`report`](#report) |
+| change the number of shards, the host or the need | [`move`](#move) |
+| get what waits as tables, to edit them | [`export-state`](#export-state) |
+| restart a query whose staging log has two entries with one number | [`repair`](#repair) |
 
-Most commands start their own Spark session. They may read a checkpoint and a table while the query runs. Places are
-paths or URIs for Spark; for an object store, pass its settings with `--conf`. See also [Run a job](operations.md).
+Most commands start their own Spark session, and may read a checkpoint and a table while the query runs ([Run a
+job](operations.md)). Places are paths or URIs for Spark. `CHECKPOINT` is the query's checkpointLocation. Two options
+may be given again:
+
+| Option | Meaning |
+| --- | --- |
+| `--conf` | A setting of the Spark session: NAME=VALUE, for example of an object store. |
+| `--set` | Change a field of the job's file: operations.timeout='5 minutes'. |
 
 `spark-purgatory --install-completion` lets bash, zsh, fish or PowerShell complete commands, options and files with the
-tab key; `--show-completion` prints the script instead. An editor with a YAML language server completes the job's file,
-because its first line names the [JSON schema](schema.json) of its fields.
+tab key; `--show-completion` prints the script. An editor with a YAML language server completes the job's file: its
+first line names the [JSON schema](schema.json).
 """
+SHARED = ("--conf", "--set")
+"""Options that the head explains."""
 ORDER = ("demo", "doctor", "example", "check", "run", "status", "pending", "report", "move", "export-state", "repair")
 
 
@@ -52,29 +58,33 @@ def _section(name: str, command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
     shown = (_upper(each.name) if each.required else f"[{_upper(each.name)}]" for each in arguments)
-    usage = " ".join(["spark-purgatory", name, *shown])
-    lines = [f"\n## {name}\n\n{text}\n\n    {usage}{' [OPTIONS]' if options else ''}\n"]
-    if command.params:
-        lines.append("\n| Argument or option | Meaning | Default |\n| --- | --- | --- |\n")
-        lines += [f"| `{_upper(each.name)}` | {each.help} | {_must(each)} |\n" for each in arguments]
-        lines += [_row(each) for each in options]
-    return "".join(lines)
+    shared = [f"[{name}]" for each in options for name in each.opts if name in SHARED]
+    own = [each for each in options if not {*each.opts} & {*SHARED}]
+    usage = " ".join(["spark-purgatory", name, *shown, *shared, *(["[OPTIONS]"] if own else [])])
+    lines = [f"\n## {name}\n\n{text}\n\n    {usage}\n"]
+    rows = [f"| `{_upper(each.name)}` | {each.help} |\n" for each in arguments if not _plain(each)]
+    rows += [_row(each) for each in own]
+    return "".join([*lines, *(["\n| Argument or option | Meaning |\n| --- | --- |\n", *rows] if rows else [])])
+
+
+def _plain(argument: Any) -> bool:
+    """Return True if the head and the usage line explain the argument."""
+    return str(argument.help) in ("The query's checkpointLocation.", "The job's YAML file.")
 
 
 def _row(option: Any) -> str:
     text, _, said = option.help.partition(" [default: ")
-    default = said.rstrip("]") or _must(option)
-    names = ", ".join(f"`{each}`" for each in (*reversed(option.opts), *option.secondary_opts))
-    again = " May be given again." if option.multiple else ""
-    return f"| {names} | {text}{again} | {default} |\n"
-
-
-def _must(option: Any) -> str:
     if option.required:
-        return "must be given"
-    if getattr(option, "is_flag", False):
-        return "no"
-    return "none" if option.default in (None, "", ()) else f"`{option.default}`"
+        text += " It must be given."
+    elif default := said.rstrip("]") or _default(option):
+        text += f" Default: {default}."
+    names = ", ".join(f"`{each}`" for each in (*reversed(option.opts), *option.secondary_opts))
+    return f"| {names} | {text}{' May be given again.' if option.multiple else ''} |\n"
+
+
+def _default(option: Any) -> str:
+    flag = getattr(option, "is_flag", False)
+    return "" if flag or option.default in (None, "", ()) else f"`{option.default}`"
 
 
 def _upper(name: str) -> str:

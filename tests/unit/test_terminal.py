@@ -63,14 +63,19 @@ def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
     reference = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     asked = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, asked.splitlines())) <= 80 + len("https://github.com") and "Examples" in asked
+    head = reference.partition("\n## ")[0]
     sections = dict(re.findall(r"^## (\S+)\n\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL))
     assert sections.keys() == {name for names in GROUPS.values() for name in names}
     for name, section in sections.items():
         assert re.search(rf"^  {name} +{re.escape(section.splitlines()[0])}$", asked, re.MULTILINE), name
         shown = " ".join(CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout.split())
-        for option, meaning, default in re.findall(r"^\| `(--[\w-]+)`.*? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
-            assert option in shown and meaning.removesuffix(" May be given again.") in shown, (name, option)
-            assert default in ("none", "no", "must be given") or f"[default: {default.strip('`')}" in shown, option
+        options = re.findall(r"^\| `(--[\w-]+)`.*? \| (.*?)(?: Default: (.*?)\.)? \|$", section, re.MULTILINE)
+        usage = re.findall(r"\[(--[\w-]+)\]", section)
+        assert all(option in shown and f"| `{option}` | " in head for option in usage), name
+        for option, meaning, default in options:
+            plain = re.sub(" (?:May be given again|It must be given)\\.$", "", meaning)
+            assert option in shown and plain in shown, (name, option)
+            assert not default or f"[default: {default.strip('`')}" in shown, option
 
 
 def test_a_command_that_writes_is_refused_where_nobody_can_agree(
