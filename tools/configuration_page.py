@@ -15,12 +15,9 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 
 HEAD = """# Configuration
 
-The same option has the same name in Python and in the job's YAML file. A column is given by its name or, in Python
-only, also as a `Column` expression. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text
-such as "128 MiB", or a whole number of bytes. Python's None is `null` in YAML.
-
-In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (in quotes: an exact decimal), or
-`{by_row: {rule: rule, need: need, levels: levels}}` with names of columns.
+An option has the same name in Python and in the job's YAML file. A column is a name or, in Python, also a `Column`
+expression. A duration is text such as "30 minutes", or a `timedelta`. A size is text such as "128 MiB", or a number of
+bytes. Python's None is `null` in YAML. A criterion in YAML: [Criteria](criteria.md).
 """
 PARTS = (
     ("Operations", "operations", Operations),
@@ -32,37 +29,32 @@ PARTS = (
 REST = """
 ## The rest of a job's file
 
-| Section | Default | Meaning |
-| --- | --- | --- |
-| `name`<br>text | await_completion | The query's name, in logs and metrics. |
-| `checkpoint`<br>text | must be given | The query's checkpoint. |
-| `trigger`<br>`processingTime: 10 seconds` or `availableNow: true` | 10 seconds | When a micro-batch starts. |
-| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | none | [Their places](metrics.md). |
-| `dead_letters`<br>`path`, `checkpoint` | none | A Delta table of [rows that cannot be read](operations.md). |
-| `state_store`<br>hdfs or rocksdb | rocksdb | Where Spark keeps the state ([State store](choosing.md#state-store)). |
-| `packages`<br>list of texts | none | Maven coordinates for the session, such as Kafka's source. |
-| `spark`<br>settings by name | none | Settings of the Spark session. |
-| `summary`<br>true or false | true | Whether the run ends with a table of its outcomes. |
-| `heartbeats`<br>true or false | true | With `idle_after`: false while a backlog is read. |
+| Section | Meaning |
+| --- | --- |
+| `name`<br>text (await_completion) | The query's name, in logs and metrics. |
+| `checkpoint`<br>text (required) | The query's checkpoint. |
+| `trigger`<br>`processingTime: 10 seconds` (default), `availableNow: true` | When a micro-batch starts. |
+| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | [Their places](metrics.md). |
+| `dead_letters`<br>`path`, `checkpoint` | A Delta table of [rows that cannot be read](operations.md). |
+| `state_store`<br>hdfs, rocksdb (default) | Where Spark keeps the state ([State store](choosing.md#state-store)). |
+| `packages`<br>list of texts | Maven coordinates, such as Kafka's source. |
+| `spark`<br>settings by name | Settings of the Spark session. |
+| `summary`<br>true (default), false | The run ends with a table of its outcomes. |
+| `heartbeats`<br>true (default), false | With `idle_after`: false while a backlog is read. |
 
-`source`, in `operations` and `completions`, is where an input is read from: [Sources and the job's file](sources.md),
-and [From Kafka topics](how-to/kafka.md) for the fields of a topic. `output` takes a topic in place of a table: `topic`,
-and `options` of its producer.
-
-`python -m tools.configuration_page` generates this page from the options that the code declares. A test checks that the
-page and the code agree.
+`source`, in `operations` and `completions`, is where an input is read from: [Sources](sources.md), and [From Kafka
+topics](how-to/kafka.md). Instead of a table `output` takes a `topic`, and `options` of its producer.
 """
 PAGE, LINK = re.compile(r"\bdocs/([\w/-]+\.md)"), r"[\1](\1)"
 TAKES: dict[Any, str] = {
     ColumnLike: "column",
-    Columns: "column or columns",
-    Names: "name or names",
+    Columns: "columns",
+    Names: "names",
     TimeOut: "duration or column",
     Duration: "duration",
     Size: "size",
     int: "count",
     str: "text",
-    bool: "true or false",
     Operations: "part",
     Completions: "part",
     Criterion | ByRow: "criterion",
@@ -75,12 +67,10 @@ def reference() -> str:
     parts = [HEAD]
     for name, section, declared in PARTS:
         texts = texts_of(declared)
-        parts.append(f"\n## {name} (YAML: `{section}`)\n\n| Option | Default | Meaning |\n| --- | --- | --- |\n")
+        parts.append(f"\n## {name} (`{section}`)\n\n| Option | Meaning |\n| --- | --- |\n")
         for option_name, option in options_of(declared).items():
-            default = _default(option.default, option.kind)
-            parts.append(
-                f"| `{option_name}`<br>{_takes(option.kind)} | {default} | {PAGE.sub(LINK, texts[option_name])} |\n"
-            )
+            takes = _takes(option.kind, option.default)
+            parts.append(f"| `{option_name}`<br>{takes} | {PAGE.sub(LINK, texts[option_name])} |\n")
     return "".join([*parts, REST])
 
 
@@ -91,20 +81,25 @@ def texts_of(declared: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _takes(kind: Any) -> str:
-    choices = [f'"{each}"' if isinstance(each, str) else str(each).lower() for each in choices_of(kind)]
-    return " or ".join(choices) or TAKES[kind]
+def _takes(kind: Any, default: object) -> str:
+    """The type of an option, with its default in brackets; without any if the option may be left out."""
+    known = (True, False) if kind is bool else choices_of(kind)
+    choices = [f'"{each}"' if isinstance(each, str) else str(each).lower() for each in known]
+    shown = _default(default, kind)
+    if shown in choices:
+        return ", ".join(f"{each} (default)" if each == shown else each for each in choices)
+    return (", ".join(choices) or TAKES[kind]) + (f" ({shown})" if shown else "")
 
 
 def _default(value: object, kind: Any) -> str:
     if value is dataclasses.MISSING:
-        return "must be given"
-    if value is None or value == () or value == "":
-        return "none"
+        return "required"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and value in choices_of(kind):
         return f'"{value}"'  # One of them is "none".
+    if value is None or value == ():
+        return ""
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

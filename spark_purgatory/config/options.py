@@ -30,24 +30,22 @@ class Operations(Options):
     """The stream of operations: their ids, the keys on which they wait, and the times at which they start and end.
 
     Args:
-        id: The column that identifies an operation.
-        keys: The keys that it waits for: one column, a list of columns, or an array column.
-        created: The timestamp column from which it waits.
-        timeout: The time that it waits: a duration for all, or a column of day-time intervals (a day is 24 hours) or
-            of whole numbers of ``timeout_unit``. Give this or ``deadline``.
-        timeout_unit: The unit of a ``timeout`` column of whole numbers: "milliseconds", "seconds", "minutes", "hours"
-            or "days".
-        deadline: The timestamp column until which it waits.
-        watermark: The delay with which operations may arrive out of order. A stream must have one; a batch DataFrame
-            needs none.
+        id: The operation's id.
+        keys: The keys of its events: one column, a list of columns, or an array column.
+        created: The timestamp from which it waits.
+        timeout: A duration for all, or a column of day-time intervals (a day is 24 hours) or of whole numbers of
+            ``timeout_unit``. Give this or ``deadline``.
+        timeout_unit: The unit of a ``timeout`` column of whole numbers.
+        deadline: The timestamp until which it waits.
+        watermark: The delay with which operations may arrive out of order. A stream must have one; a batch needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
             ``watermark`` is then the delay of its outcomes behind the query's watermark.
-        removed_columns: Columns of the checkpoint that you give up although the query has a new column of the same
-            type. Without this the query is refused: the column looks renamed, and its values would be lost. Fields of
-            structs are named by their path ("address.city", "lines.element.city").
-        exclude: Columns that outcomes and their table leave out: a ``timeout`` of intervals, which Delta cannot store,
-            or columns that only a ``criterion`` reads. `pending` shows them.
+        removed_columns: Columns of the checkpoint to give up although the query has a new column of the same type.
+            Otherwise they look renamed, and the query is refused. A struct's field is named by its path
+            ("address.city", "lines.element.city").
+        exclude: Columns that outcomes leave out: a ``timeout`` of intervals, which Delta cannot store, or columns that
+            only a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
     binary. Columns that are compared with them must have the same type. A timestamp is compared by its instant and
@@ -113,23 +111,21 @@ class Completions(Options):
     """The stream of completion events: their keys, times and values.
 
     Args:
-        key: The column of the key on which the event completes operations. It may be null if ``operation_id`` is not.
-        time: The timestamp column of the event's time.
-        value: The column of the number that sums and levels read, exact in its own type: double, whole number or
-            decimal. For an ``extend`` event it is seconds.
-        kind: A column of ``complete`` (null means the same), ``fail`` (the key has failed), ``cancel``, ``force``
-            (completes) and ``extend`` (moves the deadline to the event's time + value). Without it all are
-            ``complete``.
+        key: The key on which the event completes operations. It may be null if ``operation_id`` is not.
+        time: The timestamp of the event.
+        value: The number that sums and levels read, exact in its own type: double, whole number or decimal. For an
+            ``extend`` event: seconds.
+        kind: ``complete`` (or null), ``fail`` (the key has failed), ``cancel``, ``force`` (completes) or ``extend``
+            (moves the deadline to the event's time + value). Without it all are ``complete``.
         operation_id: If it is not null, the event applies to that operation alone, on the event's key. A control event
-            whose key is null applies to the operation with all its keys, if operations have several keys or with
-            ``scope``; else it is rejected.
-        event_id: An event id counts once for an operation, however often it is delivered and on any of its keys. A key
-            is satisfied by any delivery on it.
-        columns: Columns of the events that outcomes carry. The outcome then has a struct ``event``: the key, the time,
-            the value and the event id of the event that decided, then these columns.
-        watermark: The delay with which events may arrive out of order. A stream must have one; a batch DataFrame needs
-            none.
-        idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
+            without a key applies to all keys of the operation, if operations have several keys or with ``scope``;
+            otherwise it is rejected.
+        event_id: An event id counts once for an operation, however often and on whichever of its keys it is delivered.
+            A key is satisfied by any delivery on it.
+        columns: Columns of the events that outcomes carry in a struct ``event``: the key, time, value and event id of
+            the event that decided, then these.
+        watermark: The delay with which events may arrive out of order, as in `Operations`.
+        idle_after: As in `Operations`.
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
             ``watermark`` is then the delay of its outcomes behind the query's watermark.
 

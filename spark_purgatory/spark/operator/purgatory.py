@@ -172,40 +172,34 @@ class Purgatory(PurgatoryOptions):
         operations: The operations that wait.
         completions: The events that complete them.
         criterion: The condition of completion, one of `spark_purgatory.criteria`.
-        emit: With "early" an outcome is emitted in the micro-batch that first finds its criterion met. With "final" it
-            is held until no earlier event can arrive, so that the table does not depend on the order of arrival.
-        shards: The number of groups over which operations are spread by key. Choose it so that the state of a shard
-            stays around 1 to 5 MB. The checkpoint fixes it. With None every key is a group, for few and busy keys.
-        lookback: An event counts if it is at most this much earlier than its operation's created time.
+        emit: When an outcome is emitted: "early", in the micro-batch that first meets its criterion; "final", once no
+            earlier event can arrive, so that the table does not depend on the order of arrival.
+        shards: The number of groups over which operations are spread by key (docs/choosing.md). The checkpoint fixes
+            it. With None every key is a group, for few and busy keys.
+        lookback: An event counts if it is at most this much earlier than the operation's created time.
         max_future: A time further ahead of processing time is rejected and does not move the watermark.
-        tick: Resolution of deadlines, which are rounded up to it; at least 1 millisecond.
+        tick: Deadlines are rounded up to it; at least 1 millisecond.
         prefix: Put before the names of the outcome's columns.
-        scope: A column that both inputs have, of a type allowed for keys. Keys and ids are unique within its value, and
-            it routes rows. So operations with several keys meet their events in one shard. Without it every shard is
-            sent every event.
-        evidence: With "all" outcomes have an array ``events`` of all events that counted, up to ``resolved_at``, in the
-            order of their times, for EXPIRED operations too. They also have ``event``, a struct with the event that
-            decided (see `Completions`).
+        scope: A column of both inputs, of a type allowed for keys. Keys and ids are unique within its value, and it
+            routes rows. Operations with several keys then need no broadcast (docs/choosing.md).
+        evidence: With "all" outcomes, EXPIRED ones too, have an array ``events`` of all events that counted up to
+            ``resolved_at``, by time, and the struct ``event`` (see `Completions`).
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` is their number.
-        evidence_order: The order of events. "time" sorts by their times, and ``event`` is the one that decided. "value"
-            sorts by `Completions.value`, the largest first and among equal ones the earliest, and ``event`` is the
-            first: with `criteria.until_deadline` the winning bid of an auction. "value" needs neither ``evidence`` nor
-            ``columns``.
+        evidence_order: "time" sorts events by time, and ``event`` is the one that decided. "value" puts the largest
+            `Completions.value` first, the earliest of equal ones, and ``event`` is the first, such as the winning bid
+            with `criteria.until_deadline`. "value" needs neither ``evidence`` nor ``columns``.
         orphans: The events that become ORPHAN rows: "none"; "control", control events that count for no operation;
-            "all", every event that counts for no operation, with the reason: late, already ended, not taken, past
-            deadline, no such operation, or rejected. With "control" and "all" outcomes also have the columns
-            `schema.ORPHAN_COLUMNS`.
+            "all", every such event, with the reason: late, already ended, not taken, past deadline, no such operation,
+            or rejected. Outcomes then also have the columns `schema.ORPHAN_COLUMNS`.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
-        max_broadcast_bytes: Bytes of packed events in a micro-batch that are sent to all shards; more stop the query.
-        host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
-            micro-batch touches. "transformWithState" writes only the arrived rows, and keeps the shards in the memory
-            of Spark's workers, for many waiting operations and frequent micro-batches (docs/choosing.md). It needs
-            RocksDB as state store, and protobuf. The checkpoint fixes the host.
-        max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
-            executor. Other shards are loaded from the checkpoint in each micro-batch.
-        name: Name of the counters of each micro-batch (`schema.COUNTERS`, the changes in it) in the query's
-            ``observedMetrics``. `gauges` returns the totals.
+        max_broadcast_bytes: Bytes of packed events of a micro-batch that go to all shards; more stop the query.
+        host: Spark's operator that holds the state (docs/choosing.md). "transformWithState" needs RocksDB and protobuf.
+            The checkpoint fixes the host.
+        max_warm_bytes: With "transformWithState", bytes of shards in the memory of an executor's Python workers. Other
+            shards are loaded from the checkpoint in each micro-batch.
+        name: Name of a micro-batch's counters (`schema.COUNTERS`) in the query's ``observedMetrics``. `gauges` returns
+            totals.
 
     Raises:
         ConfigError: A field has a wrong value. The message has its name and the remedy.

@@ -45,13 +45,13 @@ class RecordAccumulator(SinkOptions):
     ``RecordAccumulator``).
 
     Args:
-        path: Folder of the table; give this or ``table``. The first drain creates the table if it is not there.
+        path: Folder of the table; give this or ``table``. The first drain creates a missing table.
         table: Name of the table; give this or ``path``.
-        format: "delta" or "iceberg", which needs a ``table`` (docs/how-to/iceberg.md). Without it an existing table
-            keeps its format, and a new one is a Delta table.
-        partition_by: Columns that partition the table; an existing table has its own. If the table computes a
-            partition column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its values wait
-            together. A drain then writes a file for each value, and each is smaller than ``batch_size``.
+        format: "iceberg" needs a ``table`` (docs/how-to/iceberg.md). Without this option an existing table keeps its
+            format, and a new one is a Delta table.
+        partition_by: Columns that partition the table; an existing table has its own. If the table computes a partition
+            column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its values wait together: a
+            drain writes a file for each value, smaller than ``batch_size``.
         batch_size: Wanted size of a file of each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
@@ -63,7 +63,7 @@ class RecordAccumulator(SinkOptions):
         max_request_size: The most bytes in one transaction of the table; a single file may be larger
             (``max.request.size``).
         shares_table: Several queries fill the table, each from other sources. Otherwise a query with a new checkpoint
-            warns of the others, because its sources' rows may be in the table already.
+            warns of the others: its rows may be there already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
