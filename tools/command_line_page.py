@@ -64,7 +64,7 @@ def _section(name: str, command: Any) -> str:
     lines = [f"\n## {name}\n\n{text}\n\n    {usage}\n"]
     rows = [f"| `{_upper(each.name)}` | {each.help} |\n" for each in arguments if not _plain(each)]
     rows += [_row(each) for each in own]
-    return "".join([*lines, *(["\n| Argument or option | Meaning |\n| --- | --- |\n", *rows] if rows else [])])
+    return "".join([*lines, *(["\n| Argument | Meaning |\n| --- | --- |\n", *rows] if rows else [])])
 
 
 def _plain(argument: Any) -> bool:

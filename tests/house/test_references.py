@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FACTS = set(re.findall(r"^\| \*\*([A-Z]\d+)\*\* \| ", (ROOT / "docs" / "kafka_facts.md").read_text(), re.MULTILINE))
+FACTS = set(re.findall(r"^- \*\*([A-Z]\d+)\*\*", (ROOT / "docs" / "kafka_facts.md").read_text(), re.MULTILINE))
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 CODE = re.compile(r"\b([AWPB]\d{1,2})\b")
 SECTION = re.compile(r"\b[Ss]emantics (\d)(?:\.(\d+))?")
