@@ -2,10 +2,9 @@
 # MAGIC %md
 # MAGIC # 1. A tour: orders that wait for their payments
 # MAGIC
-# MAGIC Orders are *operations*: each waits for a payment until its deadline. Payments are *events*. The purgatory
-# MAGIC gives every order exactly one outcome. This notebook makes two hours of orders and payments, streams them, and
-# MAGIC writes the outcomes into a Delta table. Then it looks at the waits, at the number of waiting orders, and at
-# MAGIC the files.
+# MAGIC Each order is an *operation* that waits for a payment until its deadline. Payments are *events*. The purgatory
+# MAGIC gives every order exactly one outcome. This notebook streams two hours of orders and payments, and writes the
+# MAGIC outcomes into a Delta table.
 # MAGIC
 # MAGIC On Databricks, install the library first (`%pip install` of its wheel), and give the widget `folder` a folder
 # MAGIC of a volume.
@@ -39,9 +38,9 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC Six files of orders and six of payments, each with what landed in 15 minutes. An order names its deadline: 10
-# MAGIC minutes for a card, 20 for a wallet, 45 for an invoice. Some payments never come, some come too late, some
-# MAGIC orders land twice, and a few are broken.
+# MAGIC Six files of orders and six of payments, each with what landed in 15 minutes. An order has its own deadline: 10
+# MAGIC minutes for a card, 20 for a wallet, 45 for an invoice. Some payments never come or come too late, some orders
+# MAGIC land twice, and a few are broken.
 
 # COMMAND ----------
 
@@ -64,8 +63,8 @@ payments = landed(spark, f"{folder}/landing/payments", PAYMENTS)
 # MAGIC %md
 # MAGIC ## The purgatory
 # MAGIC
-# MAGIC An order is complete at the first payment with its id. Rows may arrive 10 minutes out of order: that is the
-# MAGIC watermark of each input. `resolve` takes two streams and gives a stream of outcomes.
+# MAGIC An order is complete at the first payment with its id. The rows of each input may arrive 10 minutes out of
+# MAGIC order (`watermark`).
 
 # COMMAND ----------
 
@@ -86,9 +85,8 @@ outcomes = purgatory.resolve(orders, payments)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC `RecordAccumulator` writes the outcomes into a Delta table. It collects rows until a file is full, or until a
-# MAGIC row has waited as long as `linger`. With `availableNow` the query reads everything there is, writes it, and
-# MAGIC ends.
+# MAGIC `RecordAccumulator` writes the outcomes into a Delta table, when a file is full or a row has waited as long as
+# MAGIC `linger`. With `availableNow` the query reads everything there is, writes it, and ends.
 
 # COMMAND ----------
 
@@ -114,8 +112,7 @@ table.groupBy("status").count().orderBy("status").show()
 # MAGIC ## No order is lost
 # MAGIC
 # MAGIC Orders received = outcomes + orders that still wait. The counters of the micro-batches, the table and the
-# MAGIC checkpoint agree. And plain SQL over the landed files, which shares no code with the library, finds the same
-# MAGIC status for every order.
+# MAGIC checkpoint agree. Plain SQL over the landed files finds the same status for every order.
 
 # COMMAND ----------
 
@@ -135,8 +132,7 @@ print(f"{written.orders:,} orders = {table.count():,} outcomes + {waiting:,} wai
 # MAGIC %md
 # MAGIC ## No paid order waited longer than its deadline
 # MAGIC
-# MAGIC `wait_ms` is the time from the order to its payment, in event time. No wait is longer than the deadline of its
-# MAGIC method.
+# MAGIC `wait_ms` is the time from the order to its payment, in event time.
 
 # COMMAND ----------
 
@@ -175,9 +171,8 @@ for method, minutes in zip(deadlines, waits, strict=True):
 # MAGIC %md
 # MAGIC ## Orders leave when they are paid, or when the watermark reaches their deadline
 # MAGIC
-# MAGIC Each micro-batch reports what it changed. The sum of the changes is the number of orders that wait. An order
-# MAGIC leaves as COMPLETED in the micro-batch of its payment. It leaves as EXPIRED once the watermark has reached its
-# MAGIC deadline, never before.
+# MAGIC The changes of all micro-batches add up to the number of orders that wait. An order leaves as COMPLETED in the
+# MAGIC micro-batch of its payment, and as EXPIRED once the watermark has reached its deadline, never before.
 
 # COMMAND ----------
 
@@ -210,9 +205,8 @@ plt.show()
 # MAGIC %md
 # MAGIC ## One file for each status
 # MAGIC
-# MAGIC The table is partitioned by status. A plain append would have written at least one file for each status of
-# MAGIC each micro-batch. The accumulator wrote one for each status. [Notebook 4](04_small_files.py) has the
-# MAGIC comparison.
+# MAGIC The table is partitioned by status. A plain append would have written at least one file for each status in each
+# MAGIC micro-batch ([notebook 4](04_small_files.py)).
 
 # COMMAND ----------
 

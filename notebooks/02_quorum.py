@@ -2,7 +2,7 @@
 # MAGIC %md
 # MAGIC # 2. A quorum of acknowledgements
 # MAGIC
-# MAGIC A command goes to five replicas. It is done when three of them have acknowledged it. Here each command is an
+# MAGIC A command goes to five replicas. It is done when three of them have acknowledged it. Each command is an
 # MAGIC operation that waits for several keys, and each acknowledgement is an event on one key.
 
 # COMMAND ----------
@@ -23,8 +23,8 @@ if "spark" not in globals():
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC 400 commands, one a second. The replicas have different speeds: `r1` answers in 40 ms, `r5` in a second, and
-# MAGIC `r5` loses a third of its answers. A command may wait for 2 seconds.
+# MAGIC 400 commands, one a second, each with a timeout of 2 seconds. `r1` answers in 40 ms. `r5` answers in a second
+# MAGIC and loses a third of its answers.
 
 # COMMAND ----------
 
@@ -62,11 +62,8 @@ acknowledgements.orderBy("acked_at").show(5, truncate=False)
 # MAGIC ## Three of five
 # MAGIC
 # MAGIC `keys` is an array column: the replicas. `quorum(3)` holds when three different keys have had an event. A
-# MAGIC replica name alone does not tell which command it acknowledged, so `scope="command_id"` routes both
-# MAGIC inputs: a key is then a replica *of a command*.
-# MAGIC
-# MAGIC Both inputs are batch DataFrames here, so `resolve` gives a batch DataFrame. Two streams would give a stream
-# MAGIC with the same outcomes.
+# MAGIC replica's name alone does not identify the command, so `scope="command_id"` routes both inputs: a key is then a
+# MAGIC replica *of a command*. Two streams would give the same outcomes as these two batch DataFrames.
 
 # COMMAND ----------
 
@@ -92,7 +89,7 @@ three_of_five.groupBy("status").count().orderBy("status").show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC The wait is the time of the third acknowledgement. numpy finds the same from the answers themselves.
+# MAGIC The wait is the time of the third acknowledgement. numpy finds the same from the answers.
 
 # COMMAND ----------
 
@@ -107,7 +104,7 @@ print("all", len(found), "commands agree")
 # MAGIC %md
 # MAGIC ## What a stricter rule costs
 # MAGIC
-# MAGIC The same commands with the first acknowledgement, with three of five, and with all five.
+# MAGIC The same commands with one acknowledgement, with three of five, and with all five.
 
 # COMMAND ----------
 
@@ -144,8 +141,8 @@ assert shares == sorted(shares, reverse=True)
 # MAGIC %md
 # MAGIC ## A rule for each row
 # MAGIC
-# MAGIC Not every command needs the same safety. With `by_row` each command brings its own rule and its own number. A
-# MAGIC rule that is not known makes the command REJECTED, with the reason. It does not stop the query.
+# MAGIC With `by_row` each command brings its own rule and its own number. A command with an unknown rule is REJECTED,
+# MAGIC with the reason. It does not stop the query.
 
 # COMMAND ----------
 
@@ -179,8 +176,8 @@ assert quorums.exceptAll(three_of_five.select("command_id", "status", "wait_ms")
 # MAGIC %md
 # MAGIC ## The missing keys name the slow replica
 # MAGIC
-# MAGIC `missing_keys` names the keys that had no event. For commands that waited for all five and expired, it names
-# MAGIC the replicas that did not answer in time.
+# MAGIC `missing_keys` has the keys without an event. For commands that waited for all five and expired, these are the
+# MAGIC replicas that did not answer in time.
 
 # COMMAND ----------
 

@@ -6,8 +6,7 @@
 # MAGIC when the row arrives. A stream-stream join drops such rows. The purgatory gives them an outcome, or counts
 # MAGIC them.
 # MAGIC
-# MAGIC This notebook plays nine orders, one by one. An order may wait for 30 minutes. Each input may be 10 minutes
-# MAGIC out of order.
+# MAGIC This notebook plays nine orders. Each may wait for 30 minutes, and each input may be 10 minutes out of order.
 
 # COMMAND ----------
 
@@ -113,15 +112,14 @@ table.where("reason IS NOT NULL").select("order_id", "reason").show(truncate=Fal
 # MAGIC
 # MAGIC * **A**, **C**, **H** were paid in time: COMPLETED.
 # MAGIC * **B** was paid at 12:35, before its deadline at 12:45. But the payment arrived when the watermark had passed
-# MAGIC   that deadline, and B was already EXPIRED. An outcome never changes. The payment is counted in `events_late`.
-# MAGIC * **D** arrived late, but its deadline was still ahead of the watermark. So it waited for events after the
-# MAGIC   watermark, and its payment at 12:55 came. Earlier events do not count for it: they may be forgotten already.
-# MAGIC   `late` is true.
-# MAGIC * **E** arrived late, after its deadline. It is resolved at once. `late` is true.
-# MAGIC * **F** has a time far in the future. It is REJECTED, `reason` says why, and it does not move the watermark
+# MAGIC   that deadline and B was already EXPIRED. An outcome never changes. The payment is counted in `events_late`.
+# MAGIC * **D** arrived late (`late` is true), but its deadline was still ahead of the watermark, and its payment at
+# MAGIC   12:55 came. Events before the watermark do not count for it, because they may be forgotten already.
+# MAGIC * **E** arrived late (`late` is true), after its deadline. It is resolved at once.
+# MAGIC * **F** has a time far in the future. It is REJECTED with a `reason` and does not move the watermark
 # MAGIC   (`max_future`).
 # MAGIC * **G** had a deadline at 14:20. It expired when the watermark reached 14:20, not before.
-# MAGIC * **I** still waits: no row has come that would move the watermark to its deadline.
+# MAGIC * **I** still waits: no row has moved the watermark to its deadline.
 
 # COMMAND ----------
 
@@ -149,9 +147,8 @@ print(per_batch[shown].to_string())
 # MAGIC %md
 # MAGIC ## A row at or below the watermark is late
 # MAGIC
-# MAGIC In each micro-batch the watermark is the smaller of two times: the latest order before this micro-batch, and
-# MAGIC the latest payment before it, each less 10 minutes. Rows at or below the line are late. F is not in the
-# MAGIC picture.
+# MAGIC In each micro-batch the watermark is the smaller of two times: the latest order and the latest payment before
+# MAGIC this micro-batch, each less 10 minutes. Rows at or below the line are late. F is not in the picture.
 
 # COMMAND ----------
 
@@ -251,9 +248,9 @@ plt.show()
 # MAGIC %md
 # MAGIC ## A source is silent, and the last order expires all the same
 # MAGIC
-# MAGIC Order I waits, and no more rows come. With `idle_after="1 minute"` a silent input no longer stops the
-# MAGIC watermark: each micro-batch gets a heartbeat row whose time is now less one minute. The first run above was
-# MAGIC made with `heartbeats=False`, because it still read a backlog. The next run has them, and I expires.
+# MAGIC Order I waits, and no more rows come. With `idle_after="1 minute"` each micro-batch adds a heartbeat row to a
+# MAGIC silent input, whose time is now less one minute. The first run above had `heartbeats=False`, because it still
+# MAGIC read a backlog. The next run has them, and I expires.
 
 # COMMAND ----------
 

@@ -2,11 +2,10 @@
 # MAGIC %md
 # MAGIC # 4. The accumulator against small files
 # MAGIC
-# MAGIC A plain streaming append writes new files in every micro-batch: at least one for each partition of the table
-# MAGIC that gets a row. After a day there are thousands of small files, and each reader opens all of them.
-# MAGIC `RecordAccumulator` does what Kafka's producer does: it collects rows for each partition until a file is full,
-# MAGIC or until the oldest row has waited as long as `linger`. It takes any streaming DataFrame, with or without a
-# MAGIC purgatory.
+# MAGIC A plain streaming append writes at least one new file for each partition of the table in every micro-batch.
+# MAGIC After a day there are thousands of small files. `RecordAccumulator` works like Kafka's producer: it collects
+# MAGIC rows for each partition until a file is full, or until the oldest row has waited as long as `linger`. It takes
+# MAGIC any streaming DataFrame, with or without a purgatory.
 
 # COMMAND ----------
 
@@ -64,8 +63,7 @@ print(plain.groupby("city")["bytes"].agg(["count", "mean", "max"]))
 # MAGIC %md
 # MAGIC ## The accumulator
 # MAGIC
-# MAGIC The same stream, with files of about 384 KiB. A production table would have `batch_size="128 MiB"`, the
-# MAGIC default.
+# MAGIC The same stream, with files of about 384 KiB. The default is `batch_size="128 MiB"`.
 
 # COMMAND ----------
 
@@ -125,8 +123,8 @@ plt.show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC Files of the accumulator have about `batch_size`: their sizes are estimated before they are written. One that is
-# MAGIC much smaller is the last of its partition, for the query ended, and nothing was left to wait for.
+# MAGIC The sizes of files are estimated before they are written. One that is much smaller is the last of its partition,
+# MAGIC because the query ended.
 
 # COMMAND ----------
 
@@ -141,9 +139,8 @@ assert accumulated["bytes"].max() < 1.3 * BATCH_SIZE
 # MAGIC %md
 # MAGIC ## The accumulator commits when a file is full
 # MAGIC
-# MAGIC The history of each table has its commits, with the number of files that each added. The accumulator commits
-# MAGIC when a file is full. Until then its rows are staged in the checkpoint's folder, and `accumulator.read(spark,
-# MAGIC staged=True)` shows them, too.
+# MAGIC The history of each table has its commits, with the number of files that each added. Until a file is full its
+# MAGIC rows are staged in the checkpoint's folder. `accumulator.read(spark, staged=True)` shows them too.
 
 # COMMAND ----------
 

@@ -2,9 +2,8 @@
 # MAGIC %md
 # MAGIC # 5. What waits, and why: reading a checkpoint
 # MAGIC
-# MAGIC "Why has upload 17 no outcome yet?" The answer is in the state of the query. `pending` reads it from the
-# MAGIC checkpoint as a DataFrame: one row for each operation that waits. `gauges` gives totals. Both work while the
-# MAGIC query runs, and from another cluster.
+# MAGIC "Why has upload 17 no outcome yet?" `pending` reads the answer from the checkpoint as a DataFrame: one row for
+# MAGIC each operation that waits. `gauges` gives totals. Both work while the query runs, and from another cluster.
 
 # COMMAND ----------
 
@@ -25,9 +24,8 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC An upload has five parts, and is complete when all five have come. Every two minutes an upload begins, for
-# MAGIC five hours. Part `p4` goes through a bad line: many of them never come. A small upload may take one hour, a
-# MAGIC large one three.
+# MAGIC An upload is complete when its five parts have come. Every two minutes an upload begins, for five hours. A small
+# MAGIC one may take one hour, a large one three. Part `p4` goes through a bad line: many of them never come.
 
 # COMMAND ----------
 
@@ -77,7 +75,7 @@ for number in range(FILES):
 # MAGIC ## The query
 # MAGIC
 # MAGIC With `emit="final"` an outcome is held back until the watermark has reached its time. So an upload whose parts
-# MAGIC have all come may still wait, for the watermark.
+# MAGIC have all come may still wait.
 
 # COMMAND ----------
 
@@ -115,7 +113,7 @@ spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().order
 # MAGIC
 # MAGIC The columns of the uploads, and then: `watch_keys` (what it waits for), `missing_keys`, `matched` (events so
 # MAGIC far), `criterion`, `reached`, `needed`, `progress`, `created_at`, `deadline_at`, `held_until`, `age_ms` and
-# MAGIC `remaining_ms`. Ages and remaining times are seen from the watermark, not from the clock on the wall.
+# MAGIC `remaining_ms`. Ages and remaining times are measured from the watermark.
 
 # COMMAND ----------
 
@@ -140,7 +138,7 @@ soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minu
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC One upload, all that is known of it:
+# MAGIC All that is known of one upload:
 
 # COMMAND ----------
 
@@ -152,7 +150,7 @@ pending(spark, checkpoint=checkpoint).where(F.col("upload_id") == one).show(
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC Uploads that are complete, and are held until the watermark reaches the time of their last part:
+# MAGIC Complete uploads that are held until the watermark reaches the time of their last part:
 
 # COMMAND ----------
 
@@ -187,7 +185,7 @@ assert gauges(spark, checkpoint=checkpoint)["pending"] == waiting.count()
 # MAGIC %md
 # MAGIC ## Part p4 is missing most often
 # MAGIC
-# MAGIC How much time is left, by how many parts have come; and which parts are missing. `p4` is the bad line.
+# MAGIC How much time is left, by how many parts have come; and which parts are missing.
 
 # COMMAND ----------
 

@@ -2,9 +2,8 @@
 # MAGIC %md
 # MAGIC # 6. From a stream-stream join to a purgatory
 # MAGIC
-# MAGIC Many queries that wait for something are written as a left outer join of two streams with a time limit. This
-# MAGIC notebook runs such a join, shows what it cannot say, runs the same with a purgatory, and compares them row by
-# MAGIC row.
+# MAGIC This notebook runs a left outer join of two streams with a time limit, shows what it cannot say, runs the same
+# MAGIC with a purgatory, and compares the two row by row.
 
 # COMMAND ----------
 
@@ -25,9 +24,8 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC 300 orders in three hours. Three of four are paid, some after the 30 minutes that an order may wait. And there
-# MAGIC is what real streams have: 12 orders were paid in two parts, 10 orders landed twice, and 8 orders landed two
-# MAGIC hours late.
+# MAGIC 300 orders in three hours. Three of four are paid, some after the 30 minutes that an order may wait. 12 orders
+# MAGIC were paid in two parts, 10 landed twice, and 8 landed two hours late.
 
 # COMMAND ----------
 
@@ -168,7 +166,7 @@ by_purgatory.groupBy("status", "late").count().orderBy("status", "late").show()
 # MAGIC %md
 # MAGIC ## Row by row
 # MAGIC
-# MAGIC For the ordinary orders, one row of the one is one row of the other.
+# MAGIC An ordinary order has the same row in both.
 
 # COMMAND ----------
 
@@ -195,10 +193,10 @@ print(f"{found.count()} ordinary orders: the same status and the same time of pa
 # MAGIC ## What the join cannot say
 # MAGIC
 # MAGIC * Two payments of one order make two rows. The purgatory gives one outcome, at the first payment.
-# MAGIC * An order that lands twice makes two rows that look alike. The purgatory says DUPLICATE, with a reason.
-# MAGIC * A late order makes no row at all; only a counter of the query remembers it. The purgatory gives its outcome,
-# MAGIC   with `late`. Here it is EXPIRED: its payment came long before it, and is forgotten.
-# MAGIC * "Three of five acknowledgements" or "payments that add up to the amount" is no join. It is a
+# MAGIC * An order that lands twice makes two equal rows. The purgatory says DUPLICATE, with a reason.
+# MAGIC * A late order makes no row; only a counter of the query shows it. The purgatory gives its outcome, with `late`.
+# MAGIC   Here it is EXPIRED: its payment came long before it and is forgotten.
+# MAGIC * "Three of five acknowledgements" or "payments that add up to the amount" is not a join. It is a
 # MAGIC   [criterion](../docs/criteria.md).
 
 # COMMAND ----------

