@@ -114,7 +114,7 @@ def warnings_of(totals: Totals) -> Iterator[str]:
             f"In this run {late:,} of {rows:,} rows arrived behind the watermark (operations: "
             f"{counted['operations_late']:,}, completions: {counted['events_late']:,})"
         )
-        many = f"Warning: {said} and may be decided wrongly. Give the late input a longer watermark"
+        many = f"Warning: {said} and may be decided wrongly. Give the late input a longer delay (watermark)"
         yield many if late >= LATE_SHARE * rows else said
     if rejected := counted["events_rejected"]:
         yield (

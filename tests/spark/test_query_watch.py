@@ -46,7 +46,7 @@ def test_many_late_rows_are_warned_of_once(
     landing.run(spark, purgatory(name="orders"))
     (said,) = warnings(caplog, 1)
     assert "purgatory orders: 10 of 15 rows of micro-batch 1 arrived behind the watermark (2024-05-01T13:40:00." in said
-    assert "Give the late input a longer watermark=" in said and "are between 2024-05-01T12:10:00.000Z" in said
+    assert "Give the late input a longer delay (watermark=)" in said and "are between 2024-05-01T12:10:00.000Z" in said
 
 
 @pytest.mark.parametrize("several_keys", [False, True])

@@ -39,9 +39,9 @@ STUCK = (
 )
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "
-    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer watermark=, the time by "
-    "which its rows arrive out of order. For an input with outcomes_of= it is the time that the watermark moves in one "
-    "micro-batch (the times of this one are between %s and %s)"
+    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer delay (watermark=). For "
+    "an input with outcomes_of= it is the time that the watermark moves in one micro-batch (the times of this one are "
+    "between %s and %s)"
 )
 REJECTED_SHARE = 0.9
 REJECTED = (
