@@ -1,16 +1,24 @@
-"""What a pattern can see of how a sentence reads: its opening words, and a few words that stand for plainer ones."""
+"""What a pattern can see of how a sentence reads: its opening words, a few words that stand for plainer ones, and the
+length of a commit's subject.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+RULES = {"Prose": "shows how to write", "Rules": "describes a commit"}
+"""Sections of CONTRIBUTING.md, which failures name."""
+SINCE, LONGEST = "2026-11-27T01:03:30+00:00", 72
+"""The time from which subjects of commits are checked, the last 20 of them, and their greatest length."""
 MADE = {"configuration.md", "command_line.md", "notebooks"}
 """Pages that are made of docstrings, help and notebooks."""
 PAGES = [
@@ -71,10 +79,34 @@ def docstring_findings(text: str) -> list[str]:
     return findings(iter(found)) + [each for each in found[:1] if FIRST.match(each)]
 
 
+def told(section: str, wrong: list[str]) -> str:
+    """The text of a failure: the page that explains the rule, then each finding."""
+    return f"CONTRIBUTING.md, section {section}, {RULES[section]}:\n" + "\n".join(wrong)
+
+
+def long_subjects(subjects: list[str]) -> list[str]:
+    """Subjects that are too long, but for those that git or GitHub made longer."""
+    written = [re.sub(r" \(#\d+\)$", "", each) for each in subjects]
+    made = ('Revert "', "fixup! ", "squash! ", "amend! ")
+    return [f"{len(each)} characters: {each}" for each in written if len(each) > LONGEST and not each.startswith(made)]
+
+
+def recent_subjects(folder: Path) -> list[str] | None:
+    """Subjects of the last 20 commits since `SINCE`; None if there is no history to read."""
+    git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
+    log = ["log", "--no-merges", "--max-count=20", f"--since={SINCE}", "--format=%s"]
+    try:
+        shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+        done = subprocess.run([*git, *log], capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return None if shallow.stdout.strip() != "false" or done.returncode else done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_reads_as_a_colleague_would_say_it(path: Path) -> None:
     wrong = findings(page_sentences(path.read_text(encoding="utf-8")))
-    assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
+    assert not wrong, told("Prose", wrong)
 
 
 @pytest.mark.parametrize("files", PLAIN)
@@ -83,7 +115,7 @@ def test_a_docstring_reads_as_a_colleague_would_say_it(files: str) -> None:
     for path in sorted((ROOT / "spark_purgatory").glob(files)):
         found = docstrings(path.read_text(encoding="utf-8"))
         wrong += [f"{path.relative_to(ROOT)}: {each}" for text in found for each in docstring_findings(text)]
-    assert not wrong, "CONTRIBUTING.md, Prose, shows how to write:\n" + "\n".join(wrong)
+    assert not wrong, told("Prose", wrong)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +151,31 @@ def test_docstrings_are_read() -> None:
     source = 'X = 1\n"""Those of X."""\n\n\ndef f():\n    """Whether f\n    holds. What is this?\n    """\n'
     wrong = [each for text in docstrings(source) for each in docstring_findings(text)]
     assert wrong == ["Those of X.", "Whether f holds."]
+
+
+def test_the_page_that_a_failure_names_has_the_section() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(f"\n## {section}\n" in text for section in RULES)
+
+
+def test_subjects_of_recent_commits_are_short() -> None:
+    subjects = recent_subjects(ROOT)
+    if subjects is None:
+        pytest.skip("there is no git, or a clone without history: no commit is checked")
+    wrong = long_subjects(subjects)
+    assert not wrong, told("Rules", wrong)
+
+
+def test_a_long_subject_is_found_where_a_person_wrote_it(tmp_path: Path) -> None:
+    long = "docs: " + "a" * 67
+    assert long_subjects([long]) == [f"73 characters: {long}"]
+    assert long_subjects([long[:-1], long[:-1] + " (#1234)", f'Revert "{long}"', f"fixup! {long}"]) == []
+    assert recent_subjects(tmp_path) is None
+    plain = ("user.name=a", "user.email=a@example.org", "commit.gpgsign=false", "core.hooksPath=/dev/null")
+    git = ["git", "-C", str(tmp_path), *(word for each in plain for word in ("-c", each))]
+    dated = os.environ | {"GIT_COMMITTER_DATE": "2027-01-01T00:00:00Z"}
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", long]):
+        subprocess.run([*git, *words], check=True, env=dated)
+    assert recent_subjects(tmp_path) == [long]
+    subprocess.run(["git", "clone", "-q", "--depth", "1", tmp_path.as_uri(), str(tmp_path / "shallow")], check=True)
+    assert recent_subjects(tmp_path / "shallow") is None
