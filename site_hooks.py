@@ -41,7 +41,7 @@ SEARCH_BOOST = {
     "Notebooks": 0.4,
     "How it works": 3,
     "Something looks wrong": 3,
-    "Questions": 3,
+    "Criteria": 2,
     "From Kafka topics": 3,
     "Kafka's classes": 0.3,
     "Kafka's delayed operations": 0.3,

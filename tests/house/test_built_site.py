@@ -23,18 +23,18 @@ BOX = re.compile(
 )
 """A name of the reference, and the box below its heading."""
 ANSWERS = {
-    "order timeout": "questions.html",
+    "order timeout": "criteria.html",
     "how many shards": "choosing.html",
-    "out of memory": "questions.html",
-    "exactly once": "questions.html",
-    "delete checkpoint": "questions.html",
+    "out of memory": "looks_wrong.html",
+    "exactly once": "promises.html",
+    "delete checkpoint": "accumulator.html",
     "nothing expires": "looks_wrong.html",
     "too many small files": "looks_wrong.html",
-    "late events": "questions.html",
-    "restart": "questions.html",
-    "change timeout": "questions.html",
+    "late events": "how_it_works.html",
+    "restart": "accumulator.html",
+    "change timeout": "upgrading.html",
     "kafka": "how-to/kafka.html",
-    "duplicate": "questions.html",
+    "duplicate": "looks_wrong.html",
 }
 
 
