@@ -14,7 +14,7 @@ def main() -> int:
     """Run pytest there."""
     CACHE.mkdir(parents=True, exist_ok=True)
     environment = environment_of(Cell("iceberg", SPARK))
-    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/iceberg", *sys.argv[1:]]
+    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(sys.argv[1:] or ["tests/iceberg"])]
     return subprocess.run(command, env=environment.variables(), cwd=ROOT, check=False).returncode
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support import iceberg_lake as world
+from tests.support.damage import halve
 from tests.support.iceberg_child import TABLE
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
 
@@ -28,8 +29,12 @@ if not has_iceberg(pyspark.__version__):
     pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
-POINTS = ("after pick", "before pick", *(FAILPOINTS if os.environ.get("EVERY_CASE") else ("after commit",)))
-ROWS, FILES = (800, 2)
+IN_STAGE = "in stage"
+"""A kill that leaves half of a staged file."""
+FEW = ("after pick", "before pick", "after commit")
+ALL = (IN_STAGE, *FAILPOINTS, "before pick", "after pick")
+FILES = 2
+"""Micro-batches to a kill."""
 UNKNOWN = re.compile(r"spark_purgatory\.intent\.([0-9a-f-]{36})")
 
 
@@ -50,26 +55,26 @@ class Neighbour(Thread):
                     self.done[name] += 1
                 except Exception as error:
                     self.done[f"{name}: {type(error).__name__}"] += 1
-                if self.ends.wait(0.5):
+                if self.ends.wait(2):
                     return
 
 
-@pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("killed")
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "killed"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(lake: Path) -> Iterator[SparkSession]:
     session = world.session(lake)
     yield session
     session.stop()
 
 
-def land(lake: Path, number: int) -> None:
+def land(lake: Path, number: int, rows: int) -> None:
     (lake / "in").mkdir(exist_ok=True)
     for file in range(number * FILES, (number + 1) * FILES):
-        found = range(file * ROWS, (file + 1) * ROWS)
+        found = range(file * rows // FILES, (file + 1) * rows // FILES)
         path = lake / "in" / f"{file:03d}.parquet"
         pq.write_table(pa.table({"n": list(found), "part": [n % 4 for n in found]}), path)
         os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
@@ -97,32 +102,50 @@ def answered(spark: SparkSession, lake: Path, said: str) -> bool:
     return True
 
 
-def test_kills_beside_a_busy_neighbour_lose_and_double_nothing(spark: SparkSession, lake: Path) -> None:
-    land(lake, 0)
-    assert child(lake).returncode == 0
+def run(spark: SparkSession, lake: Path, point: str = "") -> int:
+    """A run to its end or its kill; how often it stopped by name before, and was told."""
+    stops, due = 0, -signal.SIGKILL if point else 0
+    while (ended := child(lake, "after stage" if point == IN_STAGE else point)).returncode != due:
+        assert answered(spark, lake, ended.stderr), f"{point}: {ended.returncode} {ended.stderr[-3000:]}"
+        stops += 1
+    if point == IN_STAGE:
+        halve(max(lake.glob("checkpoint/staging/rows/*/epoch=*/batch=*/*.parquet"), key=lambda path: path.parent.name))
+    return stops
+
+
+def verdict(spark: SparkSession, rows: int) -> str:
+    """The table beside the rows that landed."""
+    spark.sql(f"REFRESH TABLE {TABLE}")
+    once = f"SELECT n, count(*) AS times FROM {TABLE} WHERE n > {world.OF_OTHERS} GROUP BY n"
+    query = f"SELECT count_if(n < {rows}), count_if(times > 1), count_if(n >= {rows}) FROM ({once})"
+    there, doubled, strange = spark.sql(query).collect()[0]
+    return f"{rows - there} lost, {doubled} doubled, {strange} strange"
+
+
+@pytest.mark.parametrize(
+    ("points", "rows"),
+    [
+        (FEW, 1_600),
+        *(pytest.param(half, 20_000, marks=pytest.mark.slow) for half in (ALL[: len(ALL) // 2], ALL[len(ALL) // 2 :])),
+    ],
+    ids=["few", "before the commit", "from the commit on"],
+)
+def test_kills_beside_a_busy_neighbour_lose_and_double_nothing(
+    spark: SparkSession, lake: Path, points: Sequence[str], rows: int
+) -> None:
+    land(lake, 0, rows)
+    run(spark, lake)
     neighbour = Neighbour(spark)
     neighbour.start()
-    kills, stops = 0, 0
-    for number, point in enumerate(POINTS, 1):
-        land(lake, number)
-        killed = child(lake, point)
-        while killed.returncode != -signal.SIGKILL:
-            assert answered(spark, lake, killed.stderr), f"{point}: {killed.returncode} {killed.stderr[-3000:]}"
-            stops += 1
-            killed = child(lake, point)
-        kills += 1
-    last = child(lake)
-    while last.returncode:
-        assert answered(spark, lake, last.stderr), last.stderr[-3000:]
-        stops += 1
-        last = child(lake)
+    for number, point in enumerate(points, 1):
+        land(lake, number, rows)
+        stops = run(spark, lake, point)
+        killed = verdict(spark, rows * (number + 1))
+        stops += run(spark, lake)
+        said = verdict(spark, rows * (number + 1))
+        print(f"{point}: {rows:,} rows; after the kill {killed}; after the restart {said}; {stops} stops by name")
+        assert said == "0 lost, 0 doubled, 0 strange", point
     neighbour.ends.set()
     neighbour.join()
-    spark.sql(f"REFRESH TABLE {TABLE}")
-    found, rows = numbers(spark.table(TABLE)), ROWS * FILES * (len(POINTS) + 1)
-    lost, doubled = rows - len(found), sum(count > 1 for count in found.values())
-    print(
-        f"{kills} kills, {stops} stops by name, {rows:,} rows: {lost} lost, {doubled} doubled; {dict(neighbour.done)}"
-    )
-    assert (lost, doubled) == (0, 0)
+    print(f"the neighbour: {dict(neighbour.done)}")
     assert neighbour.done["append"] and neighbour.done["rewrite"] and neighbour.done["expire"]

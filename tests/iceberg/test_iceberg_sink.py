@@ -130,6 +130,20 @@ def test_a_run_that_lives_on_and_picks_late_doubles_nothing(stream: Stream, monk
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(3)
 
 
+def test_a_run_that_picks_after_an_expiry_doubles_nothing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ancestors that Iceberg looks at are gone, and so is what the old run had written."""
+    stream.add(1).run(stream.rows())
+    zombie, written = late_pick(stream, monkeypatch)
+    stream.run(stream.rows())
+    for _ in range(2):
+        append(stream.spark, name(stream), world.OF_OTHERS)
+    expire(stream.spark, name(stream))
+    with pytest.raises(Exception, match="unknown snapshot"):
+        zombie._pick(stream.spark, written)
+    assert numbers(stream.table()) == every(2)
+    assert numbers(stream.add(1).run(stream.rows()).table()) == every(3)
+
+
 def zombie_app(stream: Stream) -> str:
     from spark_purgatory.spark.sink.table.table_claim import app_id_of
 

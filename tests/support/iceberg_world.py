@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import TableLostError
+from spark_purgatory.errors import ForeignWriterError, TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.staging.ledger_format import check_alone
 from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.history import TableFacts
-from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, snapshot_history
+from spark_purgatory.spark.sink.table.history import History, TableFacts
+from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
 from spark_purgatory.spark.sink.table.target import Target
-from tests.support.sink_world import World
+from tests.support.sink_world import World, WorldFolder
 
 APP = "spark_purgatory/app"
 IN_COMMIT = "in commit"
@@ -30,6 +32,10 @@ class Rows(list[int]):
     """Stands for a DataFrame."""
 
     sparkSession = None
+
+
+class UnknownSnapshotError(Exception):
+    """One that is to be picked has expired."""
 
 
 @dataclass
@@ -54,6 +60,10 @@ class IcebergWorld(World):
     made: int = 0
     drained: set[int] = field(default_factory=set)
     """Drains that were picked."""
+    stalled: tuple[Intent, list[int], History] | None = None
+    """The drain that a run was writing which is believed dead, its rows, and what it saw of the table."""
+    unpicked: int | None = None
+    """What such a run has written, and not picked."""
     app: str = APP
     place: Mapping[str, Any] = field(default_factory=lambda: {"table": "c.d.t", "format": "iceberg"})
 
@@ -99,18 +109,30 @@ class IcebergWorld(World):
         return found
 
     def pick(self, id: int) -> None:
-        """Cherry-pick: refused if an ancestor has the ``wap.id``."""
+        """Cherry-pick: refused if an ancestor is the snapshot, was picked from it, or has its ``wap.id``."""
+        if id not in self.snapshots:
+            raise UnknownSnapshotError(id)
         picked = self.snapshots[id]
-        drain = picked.summary["wap.id"]
-        for summary in (self.snapshots[at].summary for at in self.ancestors()):
-            if drain in (summary.get("wap.id"), summary.get("published-wap-id")):
+        drain = picked.summary.get("wap.id")
+        for at in self.ancestors():
+            summary = self.snapshots[at].summary
+            if at == id or summary.get("source-snapshot-id") == str(id):
+                return
+            if drain and drain in (summary.get("wap.id"), summary.get("published-wap-id")):
                 return
         if picked.parent == self.refs.get("main"):
             self.refs["main"] = id
         else:
-            said = {"published-wap-id": drain, "source-snapshot-id": str(id)}
+            there = self.snapshot(self.refs.get("main"))
+            added = [self.file(self.files[file]) if file in there else {file} for file in picked.added]
+            said = {"source-snapshot-id": str(id), "added-records": picked.summary["added-records"]}
+            if drain:
+                said["published-wap-id"] = drain
             self.commit(
-                "main", "append", picked.added, summary={**said, "added-records": picked.summary["added-records"]}
+                "main",
+                "append",
+                frozenset().union(*added),
+                summary={**said, "added-records": picked.summary["added-records"]},
             )
 
     def neighbour(self) -> None:
@@ -135,24 +157,42 @@ class IcebergWorld(World):
 
     # --- of `World` ----------------------------------------------------------------------------------------------
 
+    def begin(self, stalls_in: str) -> None:
+        """A run that is believed dead has begun the drain that is under way. It stalls before its "look" at the table,
+        in its "write" to the branch, or before its "pick"."""
+        intent = self.under_way
+        assert intent is not None
+        rows = [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]]
+        seen = self.target(SinkOptions(**self.place)).history(None)  # type: ignore[arg-type]
+        self.stalled = intent, rows, seen if stalls_in == "write" else SnapshotHistory(())
+        if stalls_in == "pick":
+            self.go_on(HeldIceberg)
+        elif self.stalled[2].entries:
+            self.refs[branch_of(APP)] = self.stalled[2].version
+
     def arrive(self) -> None:
-        """A run that lives on writes a copy of its own to the branch and picks it, where its files are there."""
-        intent, self.under_way = self.under_way, None
-        if intent is not None and all(piece.folder in self.folders for piece in intent.taken):
-            rows = [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]]
-            self.create()
-            mark = {"wap.id": f"{APP}/{intent.number}", "spark_purgatory.intent": intent.uuid}
-            self.pick(
-                self.commit(
-                    "spark_purgatory_app", "append", self.file(rows), summary={**mark, "added-records": str(len(rows))}
-                )
-            )
+        """It goes on."""
+        self.under_way = None
+        if self.unpicked is None:
+            self.go_on(StalledIceberg)
+        elif self.unpicked in self.snapshots:
+            self.pick(self.unpicked)
+
+    def go_on(self, kind: type[WorldIceberg]) -> None:
+        if self.stalled is not None:
+            intent, rows, _ = self.stalled
+            hook, failpoints.hook = failpoints.hook, None
+            with suppress(ForeignWriterError, UnknownSnapshotError):
+                self.put(intent, Rows(rows), kind(self, SinkOptions(**self.place, **self.options)))
+            self.stalled, failpoints.hook = None, hook
 
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         """The product's append."""
         target = target or self.target(SinkOptions(**self.place, **self.options))
         target.facts(None)  # type: ignore[arg-type]
         target.append(Rows(rows), self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]
+        check_alone(None, WorldFolder(self), intent)  # type: ignore[arg-type]
+        target.publish(None, intent.uuid)  # type: ignore[arg-type]
 
 
 class WorldIceberg(IcebergTarget):
@@ -206,4 +246,30 @@ class WorldIceberg(IcebergTarget):
         assert written is not None
         failpoints.reach(IN_COMMIT)
         self.world.pick(written)
-        self.world.drained.add(int(self.world.snapshots[written].summary["wap.id"].rpartition("/")[2]))
+        uuid = self.world.snapshots[written].summary["spark_purgatory.intent"]
+        self.world.drained |= {body["number"] for body in self.world.log.values() if body.get("uuid") == uuid}
+
+
+class HeldIceberg(WorldIceberg):
+    """Stalls before it picks."""
+
+    def _pick(self, spark: Any, written: int | None) -> None:
+        self.world.unpicked = written
+
+
+class StalledIceberg(WorldIceberg):
+    """Looked at the table when its write began, and goes on now."""
+
+    def __init__(self, world: IcebergWorld, options: SinkOptions) -> None:
+        super().__init__(world, options)
+        assert world.stalled is not None
+        self.seen = world.stalled[2]
+        self.has_moved = bool(self.seen.entries)
+
+    def history(self, spark: Any, since: int | None = None, first: int = 0) -> SnapshotHistory:
+        seen, self.seen = self.seen, SnapshotHistory(())
+        return seen if isinstance(seen, SnapshotHistory) and seen.entries else super().history(spark)
+
+    def _move(self, spark: Any, branch: str, version: int) -> None:
+        if not self.has_moved:
+            super()._move(spark, branch, version)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from itertools import product
+from itertools import count, product
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StorageError, TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
+from spark_purgatory.spark.sink.drain.actions import Found
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.staging.ledger import Ledger
+from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableState
+from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
-from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld
+from tests.support import iceberg_world
+from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
 from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crashed, last_of, run
 
 CELLS = 3_556
@@ -157,13 +164,21 @@ def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothi
     assert {"", "StorageError", "ForeignWriterError", "TableLostError"} == {*cells}
 
 
-def arrivals(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A run that ended writes and picks at each point of the next one: the number of ways; each row is there once."""
+STALLS = ("look", "write", "pick")
+
+
+def arrivals(stalls_in: str = "write", expires: bool = False) -> int:
+    """A run that stalled goes on at each point of the next one: the number of ways; each row is there once.
+
+    ``expires``: all but the current snapshot, and what branches keep, has expired by then, unless the last drain is not
+    yet noted as done. The page says that expiry may not be so quick.
+    """
     walked = 0
     for name, number in product(FEW, range(99)):
         first, point = left(name, number, "late", AGAIN[0], neighbours=number % 2 == 0)
         if not point or not first.under_way:
             continue
+        first.begin(stalls_in)
         for late in range(99):
             world, reached = deepcopy(first), list[str]()
 
@@ -172,6 +187,9 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> int:
                 if len(reached) == late + 1:
                     failpoints.hook = None
                     world.neighbour()
+                    if expires and is_noted(world):
+                        world.neighbour()
+                        world.expire()
                     world.arrive()
                     failpoints.hook = hook
 
@@ -185,18 +203,121 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> int:
     return walked
 
 
-def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arrivals(monkeypatch) > 50
+@pytest.mark.parametrize("expires", [False, True])
+@pytest.mark.parametrize("stalls_in", STALLS)
+def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does(stalls_in: str, expires: bool) -> None:
+    assert arrivals(stalls_in, expires) > 50
 
 
-def test_the_world_sees_a_table_that_takes_a_drain_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_noted(world: IcebergWorld) -> bool:
+    """Whether the log says of each drain in the table that it is done."""
+    return max(world.drained, default=-1) <= last_of(world, "done")
+
+
+def answers_lost() -> int:
+    """Every third write and every third pick fails, or its answer is lost: the number of ways."""
+    ways = 0
+    for name, step, is_done, at in product(WORLDS, ("_write", "_pick"), (False, True), range(3)):
+        with pytest.MonkeyPatch.context() as patch:
+            do, number = getattr(WorldIceberg, step), count(at)
+
+            def failing(*given: Any, do: Any = do, number: Any = number, is_done: bool = is_done) -> None:
+                fails = next(number) % 3 == 0
+                if is_done or not fails:
+                    do(*given)
+                if fails:
+                    raise PySparkException("the storage does not answer")
+
+            patch.setattr(WorldIceberg, step, failing)
+            world = made(name, "", AGAIN[0])
+            run(world)
+        assert world.in_table() == world.every(), f"{name}, {step} fails, done: {is_done}"
+        ways += 1
+    return ways
+
+
+def test_an_answer_that_is_lost_loses_and_doubles_nothing() -> None:
+    assert answers_lost() == len(WORLDS) * 12
+
+
+Patch = Callable[[Any, str, Any], None]
+
+
+def takes_twice(patch: Patch) -> None:
+    """Iceberg itself picks what it has."""
+
     def append(self: IcebergWorld, id: int) -> None:
         rows = [row for file in self.snapshots[id].added for row in self.files[file]]
         self.commit("main", "append", self.file(rows), summary=self.snapshots[id].summary)
 
-    monkeypatch.setattr(IcebergWorld, "pick", append)
-    with pytest.raises((AssertionError, PurgatoryError)):
-        arrivals(monkeypatch)
+    patch(IcebergWorld, "pick", append)
+
+
+def without_wap_id(patch: Patch) -> None:
+    write = WorldIceberg._write
+
+    def plain(self: WorldIceberg, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
+        write(self, rows, branch, {INTENT: mark[INTENT]}, file_bytes)
+
+    patch(WorldIceberg, "_write", plain)
+
+
+def not_read_back(patch: Patch) -> None:
+    """What was committed is believed."""
+
+    def believe(self: TableTruth, ledger: Ledger, intent: Intent, state: TableState) -> Found:
+        assert state.facts is not None
+        return Found(state.facts.id, DrainCommit(state.history.version, APP, intent.number, intent.uuid))
+
+    patch(TableTruth, "read_back", believe)
+
+
+def straight_to_the_table(patch: Patch) -> None:
+    """Without a branch of the query's own."""
+
+    def write(self: WorldIceberg, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
+        self.world.commit("main", "append", self.world.file(rows), summary={**mark, "added-records": str(len(rows))})
+
+    patch(WorldIceberg, "_write", write)
+
+
+def never_looks_whether_it_is_alone(patch: Patch) -> None:
+    patch(iceberg_world, "check_alone", lambda *given: None)
+
+
+def keeps_what_another_run_may_pick(patch: Patch) -> None:
+    def keep(self: IcebergTarget, spark: Any, app_id: str, version: int) -> None:
+        if version != NO_VERSION:
+            self._move(spark, branch_of(app_id), version)
+
+    patch(IcebergTarget, "keep", keep)
+
+
+def writes_again_what_is_written(patch: Patch) -> None:
+    """A restart does not look for what the last run wrote to the branch."""
+    patch(SnapshotHistory, "written", lambda self, intent_uuid: None)
+
+
+def branch_stays(patch: Patch) -> None:
+    """Each drain is written on top of the last one."""
+    patch(WorldIceberg, "_move", lambda self, spark, branch, version: self.world.refs.setdefault(branch, version))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        takes_twice, without_wap_id, not_read_back, straight_to_the_table, never_looks_whether_it_is_alone,
+        keeps_what_another_run_may_pick, writes_again_what_is_written, branch_stays,
+    ],
+)  # fmt: skip
+def test_the_world_sees_a_planted_fault(plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch.setattr)
+    with pytest.raises((AssertionError, PurgatoryError, UnknownSnapshotError)) as seen:
+        answers_lost()
+        for stalls_in, expires in product(STALLS, (True, False)):
+            arrivals(stalls_in, expires)
+        test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothing_or_are_named()
+    print(f"{plant.__name__}: {type(seen.value).__name__} {str(seen.value)[:200]}")
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -243,6 +364,25 @@ def hide(world: IcebergWorld) -> None:
     world.neighbour()
     world.neighbour()
     world.expire()
+
+
+def test_files_that_expire_while_the_table_is_read_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = made("nothing lingers", "", AGAIN[0])
+    run_to(world, "after commit")
+    world.neighbour()
+    world.neighbour()
+    world.expire()
+    has_files, raised = WorldIceberg._has_files, []
+
+    def expiring(self: WorldIceberg, spark: Any, snapshot: int) -> bool:
+        raised.append(snapshot)
+        if len(raised) < 3:
+            raise PySparkException("java.io.FileNotFoundException: File /t/metadata/m0.avro does not exist")
+        return has_files(self, spark, snapshot)
+
+    monkeypatch.setattr(WorldIceberg, "_has_files", expiring)
+    run(world)
+    assert len(raised) >= 3 and world.in_table() == world.every()
 
 
 # --- the history over ancestors ---------------------------------------------------------------------------------------

@@ -233,6 +233,10 @@ class SparkActions:
             mark = ledger.names.app_id, intent.number, intent.uuid
             with staged_files.reading(f"the staged files of drain {intent.number}", self.folder.uri):
                 self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
+        if self.target.publishes:
+            # Another run may have ended the drain meanwhile, and the table may have forgotten it since.
+            ledger_format.check_alone(spark, self.folder, intent)
+            self.target.publish(spark, intent.uuid)
         return do.Committed(state.history.version)
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:

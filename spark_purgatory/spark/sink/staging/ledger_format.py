@@ -64,10 +64,10 @@ def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool =
 
 
 def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> None:
-    """Raise ForeignWriterError if someone else made an intent of this number."""
-    replayed = read_ledger(spark, folder).intent
-    if replayed is None or replayed.uuid != intent.uuid:
-        found = "none" if replayed is None else f"number {replayed.number} of another run"
+    """Raise ForeignWriterError if someone else made an intent of this number, or has ended it."""
+    ledger = read_ledger(spark, folder)
+    if ledger.intent is None or ledger.intent.uuid != intent.uuid or ledger.is_done:
+        found = "none" if ledger.intent is None else f"number {ledger.intent.number} of another run"
         raise ForeignWriterError(
             f"{folder} should hold intent {intent.number} of this run but holds {found}: two runs write at once. "
             "This run committed nothing. Stop one of them and start again"

@@ -40,6 +40,7 @@ class SnapshotHistory(History):
     before: int = NO_VERSION  # The expired snapshot before the oldest entry; `NO_VERSION` if there was none.
     snapshots: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # Summaries of all snapshots.
     refs: Mapping[str, int] = field(default_factory=dict)  # Branches and tags.
+    parents: Mapping[int, int] = field(default_factory=dict)  # Of all snapshots that have one.
     proven: DrainCommit | None = None  # A drain whose snapshot expired, and that is in the table.
     words = Words(
         version="snapshot",
@@ -89,14 +90,15 @@ def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int])
     """Return the history of a table from the rows of its metadata tables ``snapshots`` and ``refs``."""
     of = {row["snapshot_id"]: row for row in rows}
     summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
+    parents = {id: row["parent_id"] for id, row in of.items() if row["parent_id"] is not None}
     entries: list[TableVersion] = []
     at = refs.get("main", NO_VERSION)
     while at in of:
         row = of[at]
         commit = _commit(at, summaries)
         entries.append(TableVersion(at, row["operation"] or "", {}, commit, row.get("at", "")))
-        at = NO_VERSION if row["parent_id"] is None else row["parent_id"]
-    return SnapshotHistory(tuple(entries), at, summaries, refs)
+        at = parents.get(at, NO_VERSION)
+    return SnapshotHistory(tuple(entries), at, summaries, refs, parents)
 
 
 def _commit(id: int, summaries: Mapping[int, Mapping[str, str]]) -> DrainCommit | None:

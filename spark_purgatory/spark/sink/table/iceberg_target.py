@@ -28,7 +28,7 @@ from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table import iceberg_history
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, DrainCommit, TableFacts, TableState
-from spark_purgatory.spark.sink.table.iceberg_history import PICKED, SnapshotHistory, branch_of, drain_id
+from spark_purgatory.spark.sink.table.iceberg_history import INTENT, PICKED, SnapshotHistory, branch_of, drain_id
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_names
 from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
@@ -42,6 +42,8 @@ RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}  # Iceberg's by Spark's release. L
 COMMITTED, NOT_COMMITTED = "committed", "not committed"
 SAYS = "spark_purgatory.intent."
 NO_CUT = 1 << 40
+LOOKS = 5  # Others may expire files of the table's metadata while these are read.
+_EXPIRED = re.compile(r"\b(?:FileNotFound|NotFound|NoSuchFile)Exception\b")
 _THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitException")
 
 
@@ -56,12 +58,13 @@ class IcebergTarget(Target):
     """An Iceberg table, by name."""
 
     format = "Iceberg"
+    publishes = True
     no_history = SnapshotHistory(())
 
     def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
         super().__init__(options, since)
         self.file_bytes = options.bytes_of("batch_size")
-        self._picked = ""  # The uuid of the intent that was picked last.
+        self._written_by_us = self._picked = ""  # The uuids of the intents that were written and picked last.
 
     @property
     def sql_place(self) -> str:
@@ -118,6 +121,15 @@ class IcebergTarget(Target):
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
     ) -> TableState:
         """If expiry has cut the history, look for other traces of an intent. StorageError if there are none."""
+        for _ in range(LOOKS - 1):
+            try:
+                return self._state(spark, since, app_id, intent)
+            except SPARK_FAULTS as error:
+                if not _EXPIRED.search(str(error)):
+                    raise
+        return self._state(spark, since, app_id, intent)
+
+    def _state(self, spark: SparkSession, since: int | None, app_id: str, intent: Intent | None) -> TableState:
         facts = self.facts(spark)
         if facts is None:
             return TableState(None, self.no_history)
@@ -169,18 +181,21 @@ class IcebergTarget(Target):
         return reader.table(str(self.table))
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
-        """Write to the branch, unless this intent was written there before, and pick from there."""
+        """Write to the branch, unless this intent was written there before."""
         spark, branch = rows.sparkSession, branch_of(app_id)
         if self._facts is None:
             self._create(rows)
         history = self.history(spark)
-        written = history.written(intent_uuid)
-        if written is None:
+        if history.written(intent_uuid) is None:
             if branch not in history.refs or history.refs[branch] != history.version:
                 self._move(spark, branch, history.version)
-            mark = {iceberg_history.WRITTEN: drain_id(app_id, number), iceberg_history.INTENT: intent_uuid}
+            mark = {iceberg_history.WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
             self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
-            written = self.history(spark).written(intent_uuid)
+            self._written_by_us = intent_uuid
+
+    def publish(self, spark: SparkSession, intent_uuid: str) -> None:
+        """Pick the intent's snapshot into the table."""
+        written = self.history(spark).written(intent_uuid)
         if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
             self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
         self._pick(spark, written)
@@ -219,12 +234,21 @@ class IcebergTarget(Target):
                 raise
 
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
-        """Move the branch to the last drain's snapshot, which then does not expire."""
-        if version == NO_VERSION:
-            return
+        """Move the branch to the last drain's snapshot, which then does not expire.
+
+        An earlier run that wrote it may live on and pick it once more, so its parent is kept instead: then it expires
+        no later than the ancestors by which Iceberg knows that it was picked.
+        """
+        branch = branch_of(app_id)
         try:
-            if self.history(spark).refs.get(branch_of(app_id)) != version:
-                self._move(spark, branch_of(app_id), version)
+            history = self.history(spark)
+            if version == NO_VERSION:
+                version = history.version
+            elif history.snapshots.get(version, {}).get(INTENT, self._written_by_us) != self._written_by_us:
+                parent = history.parents.get(version, NO_VERSION)
+                version = parent if parent in history.snapshots else version
+            if history.refs.get(branch) != version:
+                self._move(spark, branch, version)
         except SPARK_FAULTS as error:
             LOG.warning(f"Iceberg table {self}: the last drain's snapshot may expire: {sentence_of(error)}")
 

@@ -42,6 +42,7 @@ class Target(ABC):
     no_history: ClassVar[History]  # The history of a table that does not exist.
     adding: ClassVar[str] = ""  # The setting by which a drain may add columns that the table lacks.
     widening: ClassVar[str] = ""  # The remedy that must come before a column's type is widened.
+    publishes: ClassVar[bool] = False  # `append` writes where nobody reads, and `publish` follows.
 
     def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
         self.path, self.table = options.path, options.table
@@ -93,6 +94,9 @@ class Target(ABC):
     @abstractmethod
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
         """Write rows in one transaction, with the mark of a drain. ``max_file_rows`` of 0 is no limit."""
+
+    def publish(self, spark: SparkSession, intent_uuid: str) -> None:  # noqa: B027
+        """Add what `append` has written to the table, if the format `publishes`."""
 
     def taking(self, spark: SparkSession) -> Taking:
         """Return how the table takes rows in this session."""
