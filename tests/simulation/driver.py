@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.core.state import step_log
@@ -35,6 +35,13 @@ class Checkpoint:
     files: dict[str, tuple[dict[str, list[int]], int]] = field(default_factory=dict)
     """Staged files: rows by table partition, and when each was written."""
 
+    def copied(self) -> Checkpoint:
+        """A copy, as a move makes it."""
+        copy, states = replace(self, log=self.log.copied()), dict(self.states.files)
+        copy.states = replace(self.states, files=states)
+        copy.offsets, copy.commits, copy.files = dict(self.offsets), dict(self.commits), dict(self.files)
+        return copy
+
     @property
     def next_batch(self) -> int:
         return max(self.commits, default=-1) + 1
@@ -59,6 +66,12 @@ class Settings:
     timeout: int = 1
     columns: str = "s"
     steps: int = 0
+
+
+def use_release(settings: Settings) -> None:
+    """Let the library be of the release that the settings say."""
+    for module in (log_host, step_log):
+        setattr(module, "STEP_VERSION", STEP_VERSION + settings.steps)  # noqa: B010
 
 
 class Run:
@@ -96,11 +109,10 @@ class Run:
 
     def evaluate(self, batch_id: int) -> list[int]:
         """The rows of a micro-batch, by tasks in any order; their states are stored."""
-        simulation, checkpoint, query = self.simulation, self.simulation.checkpoint, self.simulation.scenario.query
+        simulation, checkpoint, query = self.simulation, self.simulation.checkpoint, self.simulation.query
         rows = simulation.scenario.rows(*checkpoint.offsets[batch_id], self.settings.timeout)
         before = checkpoint.commits[batch_id - 1] if batch_id else {}
-        for module in (log_host, step_log):
-            setattr(module, "STEP_VERSION", STEP_VERSION + self.settings.steps)  # noqa: B010
+        use_release(self.settings)
         found = Evaluation(rows, [], [], {}, {})
         for partition in range(query.partitions):
             attempts = self._attempts(rows, partition, checkpoint.states.load(batch_id, partition, before))
@@ -114,6 +126,7 @@ class Run:
             found.names[partition] = checkpoint.states.name(f"{self.uuid} {counts}")
             found.states[partition] = attempts[counts][1]
             found.results += results
+        simulation.is_fresh = False
         simulation.reach("after tasks")
         found.numbers = [number for result in found.results for number in simulation.judge.numbers_of(result["blob"])]
         self.evaluated[batch_id] = found
@@ -121,7 +134,7 @@ class Run:
 
     def _attempts(self, rows: Rows, partition: int, before: States) -> list[tuple[list[dict[str, Any]], States]]:
         """One to three attempts of a state partition's task that have a result, each with the rows in some order."""
-        simulation, query, draw = self.simulation, self.simulation.scenario.query, self.simulation.random
+        simulation, query, draw = self.simulation, self.simulation.query, self.simulation.random
         found: list[tuple[list[dict[str, Any]], States]] = []
         wanted = draw.choice((1, 1, 1, 2, 3))
         while len(found) < wanted:

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.core.spec.codes import Status
-from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.errors import PurgatoryError, StagingError
 from spark_purgatory.spark.host.exchange import from_blob
 from spark_purgatory.spark.sink.staged_view import _looked_at
 from tests.simulation.sink import SPARK, Folder
@@ -31,7 +31,7 @@ from tests.support.oracle import decide
 from tests.support.oracle_early import EarlyOracle
 
 if TYPE_CHECKING:
-    from tests.simulation.driver import Evaluation
+    from tests.simulation.driver import Checkpoint, Evaluation
     from tests.simulation.simulation import Simulation
     from tests.simulation.tasks import Rows
     from tests.simulation.world import Scenario
@@ -83,19 +83,26 @@ class Judge:
         """A reader of the table, and of the table with what is staged."""
         simulation, table, every = self.simulation, self.simulation.table, self.every
         self._check(table.ours() - every, "the table has rows that are not committed, or has them twice")
-        if simulation.is_damaged or self.is_undone or simulation.lag:
-            return  # A reader of lists that lag behind has no promise.
+        if simulation.is_damaged or self.is_undone:
+            return
+        self._look_at(simulation.checkpoint, simulation.excused)
+        if simulation.old is not None:
+            with simulation.instead(simulation.old):
+                self._look_at(simulation.old, simulation.excused + Counter({StagingError.__name__: 1}))
+
+    def _look_at(self, checkpoint: Checkpoint, excused: Counter[str]) -> None:
+        simulation, table, every = self.simulation, self.simulation.table, self.every
         target = Target(simulation.sink_options, table, simulation.reach)
         try:
             _, pieces, version = _looked_at(SPARK, target, "/checkpoint", Folder.of(SPARK, "/checkpoint"))  # type: ignore[arg-type]
         except PurgatoryError as error:
-            if simulation.excused[type(error).__name__]:
+            if excused[type(error).__name__]:
                 return
             raise Wrong(f"a reader was refused, and nothing was done that explains it: {error!r}") from error
         rows = Counter(row for row in table.was.get(version, ()) if row >= 0)
         for piece in pieces:
-            rows.update(simulation.checkpoint.files[piece.path][0][piece.partition])
-        known = self._rows_before(simulation.checkpoint.next_batch)
+            rows.update(checkpoint.files[piece.path][0][piece.partition])
+        known = self._rows_before(checkpoint.next_batch)
         self._check(known - rows, "a reader of table and staged rows misses rows")
         self._check(rows - every, "a reader of table and staged rows sees rows twice, or too early")
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import PySparkException
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import PurgatoryError
-from tests.simulation.driver import Checkpoint, ConcurrentRun, Run, Settings
+from spark_purgatory.errors import PurgatoryError, StateVersionError
+from tests.simulation.driver import Checkpoint, ConcurrentRun, Run, Settings, use_release
 from tests.simulation.judge import Judge, Wrong
+from tests.simulation.moves import moved
 from tests.simulation.sink import NOW, SPARK, SimulatedSender
 from tests.simulation.storage import DISKS, Disk, Store
 from tests.simulation.table import Table
@@ -59,6 +60,14 @@ class Simulation:
         self.random = random.Random(0)
         self.plan, self.reached, self.is_dead = Plan(), Counter[str](), False
         self.executor = Executor()
+        self.query = self.scenario.query
+        """As the last move left it."""
+        self.moved_at = 0
+        """The micro-batch that came after the last move."""
+        self.old: Checkpoint | None = None
+        """From which the last move was made."""
+        self.is_fresh = False
+        """No run has come to its rows since the last move: the old checkpoint still has what a power loss takes."""
         self.hidden: set[str] = set()
         self.late: list[tuple[int, int, States]] = []
         """In format 1: what attempts of tasks led to, by version and partition."""
@@ -116,12 +125,15 @@ class Simulation:
         Entries of the staging log are synchronised. So only what Spark has lost explains that the query stops.
         """
         self.checkpoint.log.lose_power(self.random)
+        if self.is_fresh:
+            self.seen["power lost right after a move"] += 1
+            self.excused.update(("StagingError", "ForeignWriterError"))
         self.executor = Executor()
         for name, (_, staged_ms) in list(self.checkpoint.files.items()):
             if staged_ms >= self.clock_ms - 2 and self.random.random() < 0.15:
                 del self.checkpoint.files[name]
                 self.is_damaged = True
-        if self.checkpoint.commits and self.random.random() < 0.2:
+        if self.checkpoint.next_batch > self.moved_at and self.random.random() < 0.2:
             self.lose_commit()
             self.excused["StagingError"] += 1
         if self.is_damaged:
@@ -129,9 +141,19 @@ class Simulation:
             self.excused["StagingError"] += 1
 
     def lose_commit(self) -> None:
-        """Spark's last entry of its commits is gone."""
-        if self.checkpoint.commits:
+        """Spark's last entry of its commits is gone; the files of a move have been there for longer."""
+        if self.checkpoint.next_batch > self.moved_at:
             del self.checkpoint.commits[max(self.checkpoint.commits)]
+
+    @contextmanager
+    def instead(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Look at another checkpoint, without a run."""
+        own, plan, disks, self.checkpoint, self.plan = self.checkpoint, self.plan, DISKS[:], checkpoint, Plan()
+        DISKS[-1:] = [checkpoint.log] if isinstance(checkpoint.log, Disk) else disks[-1:]
+        try:
+            yield
+        finally:
+            self.checkpoint, self.plan, DISKS[:] = own, plan, disks
 
     def listed_files(self) -> list[str]:
         """Staged files that a list has."""
@@ -179,13 +201,16 @@ class Simulation:
                 raise Wrong(f"the query stopped, and nothing was done to it that explains it: {error!r}") from error
         self.is_dead = False
         if name:
-            self.run = None
-            self.late_commits += [] if self.under_way is None else [self.under_way]
-            self.under_way = None
+            self.end_run()
         if self.next_run is not None:
             goes_on = self.next_run.batch_id == self.checkpoint.next_batch
             self.run, self.next_run = self.next_run if goes_on else None, None
         return name
+
+    def end_run(self) -> None:
+        """What the run began beside its micro-batches may still come through."""
+        self.late_commits += [] if self.under_way is None else [self.under_way]
+        self.run = self.under_way = None
 
     def living(self) -> Run:
         """The run that goes on, or a new one."""
@@ -240,7 +265,38 @@ class Simulation:
             self.executor = Executor()
         if steps != self.settings.steps:
             self.excused["StateVersionError"] += 1
-        self.run, self.settings = None, Settings(timeout, columns, steps)
+        self.end_run()
+        self.settings = Settings(timeout, columns, steps)
+
+    def _do_move(self, shards: int, partitions: int, host: str) -> None:
+        """The query is stopped, and goes on in a new checkpoint, in other shards and perhaps on the other host."""
+        checkpoint, at = self.checkpoint, self.checkpoint.next_batch
+        self.end_run()
+        states = dict[int, Any]()
+        for partition in range(self.query.partitions) if at else ():
+            states |= checkpoint.states.load(at, partition, checkpoint.commits[at - 1])
+        if not states:
+            self.seen["no state to move"] += 1
+            return
+        to = self.query._replace(host=host or self.query.host, shards=shards, partitions=partitions)
+        use_release(self.settings)
+        try:
+            made = moved(self.query, states, to)
+        except StateVersionError:
+            self.seen["a move by another release"] += 1
+            if not self.excused["StateVersionError"]:
+                raise
+            return
+        self.old = checkpoint
+        self.checkpoint = checkpoint = checkpoint.copied()
+        if isinstance(checkpoint.log, Disk):
+            DISKS[-1] = checkpoint.log
+        checkpoint.commits[at - 1] = {partition: checkpoint.states.name("moved") for partition in range(partitions)}
+        for partition, name in checkpoint.commits[at - 1].items():
+            mine = {shard: state for shard, state in made.items() if shard % partitions == partition}
+            checkpoint.states.save(at, partition, name, mine)
+        self.query, self.moved_at, self.late, self.is_fresh = to, at, [], True
+        self.seen[f"a move to the {to.host} host"] += 1
 
     def _do_flush(self) -> None:
         self.living().sender.flush_requested = True

@@ -20,6 +20,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.core.state import shard_head
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.host import log_host
+from spark_purgatory.spark.move import import_log_host, tables
 from spark_purgatory.spark.sink import staged_view
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender, spark_actions
@@ -29,6 +30,7 @@ from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
+from tests.simulation.moves import columns_of
 from tests.simulation.storage import DiskPath, Names, Store
 from tests.simulation.table import Target
 
@@ -64,7 +66,7 @@ class Frame:
     sparkSession = SPARK
 
     def __init__(self, run: Run, batch_id: int, columns: str) -> None:
-        self.run, self.batch_id, self.schema = run, batch_id, SCHEMAS[columns]
+        self.run, self.batch_id, self.schema = run, batch_id, SCHEMAS[columns or "s"]
 
 
 # --- jobs over staged files ------------------------------------------------------------------------------------------
@@ -218,7 +220,8 @@ def edges() -> Iterator[None]:
         (shard_head, "LOG_ENTRIES", (2, 4)),
         (failpoints, "hook", lambda name: NOW[-1].reach(name)),
         (policy_adapter, "time", clock),
-        (log_host, "secrets", tokens),
+        *((module, "secrets", tokens) for module in (log_host, import_log_host)),
+        (tables, "_ddl", columns_of),
         (sender, "next_batch", next_batch),
         *((spark_actions, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
         *((spark_actions, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),

@@ -13,7 +13,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import StringIO
 from itertools import count
@@ -86,6 +86,11 @@ class Disk:
             self.does("remove", partial(self.names.pop, path, None))
         for path in [path for path in self.folders if path == folder or path.startswith(f"{folder}/")]:
             del self.folders[path]
+
+    def copied(self) -> Disk:
+        """A copy, no file of which anybody has synchronised."""
+        names = {path: File(file.text) for path, file in self.names.items()}
+        return Disk(self.reach, names, folders=dict.fromkeys(self.folders, False))
 
     def lose_power(self, rng: random.Random) -> None:
         """Only what was synchronised is sure to be there."""
@@ -165,7 +170,7 @@ class Names:
 
     @staticmethod
     def open(path: DiskPath, flags: int) -> int:
-        return Names.opened(str(path))
+        return Names.opened(DISKS[-1].names.get(str(path), str(path)))
 
     @staticmethod
     def close(number: int) -> None:
@@ -238,6 +243,10 @@ class Store:
         newest = self.writes - self.lag
         found = sorted(path for path in self.objects if path.startswith(f"{folder}/"))
         return [(path, self.objects[path]) for path in found if self.born[path] <= newest]
+
+    def copied(self) -> Store:
+        """A copy of an object is as durable as the object."""
+        return replace(self, objects=dict(self.objects), born=dict(self.born), fails=[])
 
     def lose_power(self, rng: random.Random) -> None:
         """A store keeps what it has said to have."""

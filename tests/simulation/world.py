@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -22,6 +24,8 @@ from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
 from tests.support.worlds import World, random_world
 
 SCENARIOS = 32
+COLUMNS = pa.schema([("id", pa.string()), ("row", pa.string())])
+"""Of operations, as outcomes have them."""
 END_MS = 10_000_000
 """A watermark beyond every deadline."""
 LONG = {"linger": "1 hour", "delivery_timeout": "2 hours"}
@@ -121,6 +125,7 @@ def scenario(number: int) -> Scenario:
         event_ids=True,
         identity_width=1 if several else 2,
         whole_operations=several,
+        columns=COLUMNS,
     )
     shards = rng.choice((1, 1, 2))
     host = "log" if number % 4 == 3 else "blob"
@@ -212,9 +217,15 @@ def _restart(rng: random.Random, drawn: Scenario) -> dict[str, Any]:
     }
 
 
+def _move(rng: random.Random, drawn: Scenario) -> dict[str, Any]:
+    shards = rng.choice((1, 2, 3))
+    return {"shards": shards, "partitions": rng.choice((1, shards)), "host": rng.choice(("", "blob", "log"))}
+
+
 DRAWN: Mapping[str, tuple[float, Any]] = {
     "micro-batch": (10, _micro_batch),
     "restart": (3, _restart),
+    "move": (1, _move),
     "flush": (0.5, lambda rng, drawn: {}),
     "late commit arrives": (0.7, lambda rng, drawn: {}),
     "late state": (0.5, lambda rng, drawn: {} if drawn.format == 1 else None),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.config import SinkOptions
@@ -15,7 +17,7 @@ from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
-from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.history import NO_VERSION, History
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_names
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
@@ -72,7 +74,7 @@ def _looked_at(
     is_named = not claimed or table_claim.is_one_table(claimed, ours)
     app_id = table_claim.app_id_of(spark, checkpoint)
     for _ in range(TRIES):
-        before = _version_of(spark, target)
+        before = _history_of(spark, target)
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
         found, known = None, committed
@@ -83,7 +85,8 @@ def _looked_at(
         except StagingError as error:
             # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
             found = error
-        if before == _version_of(spark, target):
+        version = NO_VERSION if before is None else before.version
+        if version == _version_of(spark, target):
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
@@ -94,13 +97,33 @@ def _looked_at(
                 raise found
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
-            return ledger, _waiting(spark, target, ledger, app_id, before), before
+            if before is not None:
+                _check_newest(spark, target, ledger, app_id, before.drains(app_id))
+            return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were read: try again")
 
 
+def _history_of(spark: SparkSession, target: Target) -> History | None:
+    """Return the table's latest versions, None if it does not exist."""
+    return target.history(spark) if target.facts(spark) is not None else None
+
+
 def _version_of(spark: SparkSession, target: Target) -> int:
-    """Return the version of the table, `NO_VERSION` if it does not exist."""
-    return target.history(spark).version if target.facts(spark) is not None else NO_VERSION
+    history = _history_of(spark, target)
+    return NO_VERSION if history is None else history.version
+
+
+def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, drains: Collection[int]) -> None:
+    """Raise StagingError if the table has a later drain than the log: rows that are staged here may be in it, too."""
+    known = -1
+    if ledger.intent is not None and (known := ledger.intent.number) not in drains:
+        drains = target.history(spark, ledger.intent.base_version).drains(app_id)
+    if max(drains, default=known) > known:
+        raise StagingError(
+            f"table {target} has drain {max(drains)} of the query, and the checkpoint's staging log ends at drain "
+            f"{known}: the rows staged there may be in the table already. If the checkpoint was moved (spark-purgatory "
+            "move), name the new one. Otherwise bring its folder 'staging' back from a copy"
+        )
 
 
 def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> bool:

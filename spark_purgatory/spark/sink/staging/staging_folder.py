@@ -129,12 +129,13 @@ class StagingFolder:
                     yield str(path), path.read_text(encoding="utf-8", errors="replace")
 
     def synchronise(self) -> None:
-        """Have what the log holds outlive a power loss: a run that was killed may not have come to it."""
+        """Have what the log holds outlive a power loss: a run may have been killed before, or a move copied files."""
         if self.local is not None:
-            tops = [Path(top) for top, _, _ in os.walk(self.local / "log")]
+            walked = [(Path(top), names) for top, _, names in os.walk(self.local / "log")]
+            files = [top / name for top, names in walked for name in names]
             with writing("the log", self.uri):
-                for folder in filter(Path.exists, (self.local.parent, self.local, *tops)):
-                    _synchronise(folder)
+                for path in filter(Path.exists, (*files, self.local.parent, self.local, *(top for top, _ in walked))):
+                    _synchronise(path)
 
     # --- removal -------------------------------------------------------------------------------------------------
 
@@ -185,9 +186,9 @@ def _write_file(path: Path, line: str) -> None:
         raise
 
 
-def _synchronise(folder: Path) -> None:
-    """Have the names in a folder outlive a power loss."""
-    opened = os.open(folder, os.O_RDONLY)
+def _synchronise(path: Path) -> None:
+    """Have a file's bytes, or the names in a folder, outlive a power loss."""
+    opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
     finally:
