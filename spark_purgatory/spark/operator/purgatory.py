@@ -184,7 +184,7 @@ class Purgatory(PurgatoryOptions):
             routes rows. Operations with several keys then need no broadcast (docs/choosing.md).
         evidence: With "all" outcomes, EXPIRED ones too, have an array ``events`` of all events that counted up to
             ``resolved_at``, by time, and the struct ``event`` (see `Completions`).
-        max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` is their number.
+        max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` counts all.
         evidence_order: "time" sorts events by time, and ``event`` is the one that decided. "value" puts the largest
             `Completions.value` first, the earliest of equal ones, and ``event`` is the first, such as the winning bid
             with `criteria.until_deadline`. "value" needs neither ``evidence`` nor ``columns``.
