@@ -76,7 +76,7 @@ class BatchStateError(ConfigError):
 
 
 class DeliveryTimeoutError(StorageError):
-    """A batch could not be delivered within the delivery time-out (Kafka: TimeoutException)."""
+    """A batch could not be delivered within the delivery timeout (Kafka: TimeoutException)."""
 
 
 class StagingError(StorageError):

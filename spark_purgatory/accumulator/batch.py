@@ -68,7 +68,7 @@ class ProducerBatch(Generic[P, R, V]):
         self.number = number  # batches are numbered in the order of their creation, from 0
         self.partition = partition
         self.capacity_bytes = capacity_bytes  # the size of its buffer: it limits all records but the first
-        self.created_ms = created_ms  # linger and delivery time-out count from here, also over retries and splits (A24)
+        self.created_ms = created_ms  # linger and delivery timeout count from here, also over retries and splits (A24)
         self.state: Enum = BatchState.OPEN
         self.bytes = sizing.header_bytes
         self.records: list[R] = []

@@ -102,7 +102,7 @@ class Operations(Options):
 
     @property
     def timeout_column(self) -> ColumnLike | None:
-        """The column with each row's time-out; None if all rows have the same, or a deadline."""
+        """The column with each row's timeout; None if all rows have the same, or a deadline."""
         return None if self.timeout is None or is_duration(self.timeout) else cast("ColumnLike", self.timeout)
 
 

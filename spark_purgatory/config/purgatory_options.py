@@ -15,7 +15,7 @@ from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
 
 LOG_HOST = "transformWithState"
-MAX_SHARDS = 1 << 15  # each micro-batch scans shards for due time-outs, and 16 bits name one in the exchange
+MAX_SHARDS = 1 << 15  # each micro-batch scans shards for due timeouts, and 16 bits name one in the exchange
 TWICE = "An event that is delivered twice counts twice: there is no event_id."
 COMPLETES = {
     "any_key": "at the first event on any of its keys",

@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 
 
 def heartbeats(spark: SparkSession, schema: T.StructType, **values: Column) -> DataFrame:
-    """Return a stream of one row per micro-batch with a schema, null except for ``values`` by name."""
+    """Return a stream with one row in each micro-batch: null, except for ``values`` by column name."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
     columns = (values.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name) for each in schema.fields)
     return source.load().select(*columns)

@@ -20,7 +20,7 @@ def within(kind: T.DataType) -> list[tuple[str, T.DataType]]:
 
 
 def merged(one: T.StructType, other: T.StructType) -> T.StructType:
-    """Return columns followed by those that only the other has; their fields likewise, at every depth."""
+    """Return the columns of both types, the first one's first; their fields likewise, at every depth."""
     more = {field.name.lower(): field for field in other.fields}
     kinds = [(field, more.pop(field.name.lower(), field).dataType) for field in one.fields]
     fields = [T.StructField(field.name, _merged(field.dataType, kind)) for field, kind in kinds]
@@ -37,7 +37,7 @@ def _merged(one: T.DataType, other: T.DataType) -> T.DataType:
 
 
 def by_name(held: T.StructType, wanted: T.StructType, get: Callable[[str], Column]) -> list[Column]:
-    """Return the columns or fields of ``wanted`` by name at every depth; null if they are not ``held``."""
+    """Return the columns of ``wanted``, matched by name at every depth; those that are not ``held`` are null."""
     kinds = {field.name.lower(): field for field in held.fields}
     columns = []
     for field in wanted.fields:

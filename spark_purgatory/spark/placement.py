@@ -1,8 +1,8 @@
 """The Spark partition of a shard's group, and the number of partitions.
 
-Spark sends group key g to partition ``murmur3(g) mod n``. Small ints as keys would collide by chance: 8 shards on 8
-partitions leave 2 or 3 idle on average. murmur3 of an int is a bijection, so every shard gets the int whose hash *is*
-its number. Then shard s is in partition s mod n for every n, and no label depends on a setting of the session.
+Spark sends group key g to partition ``murmur3(g) mod n``. If keys were small ints, 8 shards would leave 2 or 3 of 8
+partitions idle on average. murmur3 of an int is a bijection, so every shard gets the int whose hash *is* its number.
+Then shard s is in partition s mod n for every n, and no label depends on a setting of the session.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
 GROUPS_A_CORE = 2
-"""Partitions for each core if every key is a group. Hashes spread them by chance, so a free core takes another one."""
+"""Partitions for each core if every key is a group: hashes fill them unevenly, and a free core takes another."""
 
 
 def state_partitions(shards: int | None, cores: int | None) -> int | None:
     """Return the number of state partitions for a query's first start; None leaves it to Spark.
 
-    Each one is a task and a state store in every micro-batch, for as long as the checkpoint lives. More than ``shards``
-    would be empty, and more than the ``cores`` that there may ever be would not run at the same time. ``cores`` is None
-    if a cluster may grow: it must not find its work in too few partitions.
+    Each one is a task and a state store in every micro-batch, for the life of the checkpoint. More than ``shards``
+    would be empty, more than ``cores`` would not run at the same time. ``cores`` is the most that there may ever be,
+    None if a cluster may grow.
     """
     if shards is None:
         return None if cores is None else GROUPS_A_CORE * cores
@@ -38,7 +38,7 @@ def most_shards(shards: Iterable[int | None]) -> int | None:
 
 
 def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
-    """Return a warning if more than half of the state partitions only cost, else ""."""
+    """Return a warning if more than half of the state partitions are useless, else ""."""
     useful = state_partitions(shards, cores)
     if useful is None or partitions <= 2 * (shards or useful):
         return ""

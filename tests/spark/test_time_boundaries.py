@@ -51,12 +51,12 @@ def expected(created_us: int | None, wait_us: int | None, paid: bool, now_us: in
     if created_us is None:
         return "REJECTED", "the created time is null", None, None
     if wait_us is None:
-        return "REJECTED", "the deadline or time-out is null", None, None
+        return "REJECTED", "the deadline or timeout is null", None, None
     deadline_us = created_us + wait_us
     if created_us == FIRST and wait_us >= 0:
         return "REJECTED", "stand for no time", None, None
     if not FIRST <= deadline_us < LAST:
-        return "REJECTED", "past the end of time", None, None
+        return "REJECTED", "the deadline is too large", None, None
     if deadline_us < created_us:
         return "REJECTED", "the deadline is before the created time", None, None
     if created_us > now_us + 2 * DAY_US:

@@ -393,7 +393,7 @@ REJECTED = [
     (op(keys=None), "the operation has no watch keys"),
     (op(keys=["a", None]), "a watch key is null"),
     (op(created=None), "the created time is null"),
-    (op(deadline=None), "the deadline or time-out is null"),
+    (op(deadline=None), "the deadline or timeout is null"),
     (
         op(created=-(2**63)),
         "the created time is the first or last microsecond that a timestamp can hold, which stand for no time",
@@ -402,7 +402,7 @@ REJECTED = [
     (op(ahead=True), "the created time is too far ahead of processing time (max_future)"),
     (op(None, [], created=None, deadline=None, ahead=True), "the id is null"),
     (op(created=None, deadline=None), "the created time is null"),
-    (op(deadline=None, ahead=True), "the deadline or time-out is null"),
+    (op(deadline=None, ahead=True), "the deadline or timeout is null"),
 ]
 
 
@@ -424,7 +424,7 @@ def test_an_operation_is_rejected_with_its_reason(spec: EngineSpec, operation: R
     }
 
 
-UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level, until_deadline"
+UNKNOWN = "the rule is not one of any_key, all_keys, quorum, count, sum_at_least, level, until_deadline"
 NO_NUMBER = OperationRejection.NO_NEED.reason
 NAN = float("nan")
 REJECTED_RULES = [
@@ -495,7 +495,7 @@ def test_a_wait_of_longer_than_half_of_all_time_is_exact_and_the_ends_of_time_ar
         assert shards.tallies()[0].event_rejections[EventRejection.AT_NO_TIME] == 1
 
 
-PAST_THE_END = "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
+PAST_THE_END = "the deadline is too large: created + timeout does not fit into 64 bits of microseconds"
 
 
 @both

@@ -1,7 +1,7 @@
 """Kafka's DelayedOperationPurgatory, for arrays of operations.
 
 An operation completes exactly once: by a criterion that is met when it is tried (`try_complete_else_watch`,
-`check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`, whichever comes first. Each call gets
+`check_and_complete`), by `force_complete`, or by its timeout in `advance_clock`, whichever comes first. Each call gets
 the caller's `DelayedOperations`. An operation does not complete by itself when its criterion comes true: a check of one
 of its watch keys must try it.
 

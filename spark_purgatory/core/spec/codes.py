@@ -67,17 +67,17 @@ class Rejection(IntEnum):
 
 
 class OperationRejection(Rejection):
-    """The reason why an operation is REJECTED, with the text of its outcome. The last one set stands."""
+    """The reason why an operation is REJECTED, with the text of its outcome. The last check that fails gives it."""
 
     NONE = 0, ""
     NULL_ID = 1, "the id is null"
     NO_KEYS = 2, "the operation has no watch keys"
     NULL_KEY = 3, "a watch key is null"
     NULL_CREATED = 4, "the created time is null"
-    NULL_DEADLINE = 5, "the deadline or time-out is null"
+    NULL_DEADLINE = 5, "the deadline or timeout is null"
     DEADLINE_BEFORE_CREATED = 6, "the deadline is before the created time"
     CREATED_AHEAD = 7, "the created time is too far ahead of processing time (max_future)"
-    UNKNOWN_RULE = 8, f"the rule is none of {', '.join(RULES)}"
+    UNKNOWN_RULE = 8, f"the rule is not one of {', '.join(RULES)}"
     NO_NEED = (
         9,
         "the criterion's number is missing or out of range (quorum, count: a whole number from 1; sum_at_least: 0 or "
@@ -85,7 +85,7 @@ class OperationRejection(Rejection):
     )
     DEADLINE_OVERFLOWS = (
         10,
-        "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds",
+        "the deadline is too large: created + timeout does not fit into 64 bits of microseconds",
     )
     CREATED_AT_NO_TIME = (
         11,
@@ -99,17 +99,17 @@ class EventRejection(Rejection):
     NONE = 0, ""
     NULL_KEY = 1, "the key is null"
     NULL_TIME = 2, "the time is null"
-    # With by_row the event is only counted here: rules that add nothing up may take it.
-    BAD_VALUE = 3, "the value is not a number, or negative, where values add up"
+    # With by_row the event is only counted: an operation under another rule may take it.
+    BAD_VALUE = 3, "the value is negative or not a number, so it cannot be added up"
     TIME_AHEAD = 4, "the time is too far ahead of processing time (max_future)"
-    UNKNOWN_KIND = 5, f"the kind is none of {', '.join(KINDS)}"
+    UNKNOWN_KIND = 5, f"the kind is not one of {', '.join(KINDS)}"
     AT_NO_TIME = 6, "the time is the first or last microsecond that a timestamp can hold, which stand for no time"
-    BAD_EXTENSION = 7, "the seconds of the extend are null, negative, infinite or not a number"
+    BAD_EXTENSION = 7, "the value of the extend (seconds) is null, negative, infinite or not a number"
     OPERATION_ALONE = (
         8,
         "the key is null: an event with only an operation_id needs `scope`, or operations with several keys",
     )
-    # The event is only counted here: another operation with the id may come.
+    # The event is only counted: an operation with this id and key may come.
     FOREIGN_KEY = 9, "its operation_id names a pending operation that does not have this key"
 
 
@@ -120,9 +120,9 @@ class EventMark(IntFlag):
     ENDED = 2  # an operation that would have counted it had ended
     NOT_TAKEN = 4  # an operation was pending at its time and did not count it
     NO_ADDEND = 8  # its value cannot be added up
-    PAST = 16  # it came after an operation's deadline, by no more than the operation had waited
+    PAST = 16  # it came after an operation's deadline, by no more than the operation's wait
 
 
 def among(rules: Int64s, which: tuple[Rule, ...]) -> Bools:
-    """Flag the codes of ``which`` rules, (n,) bool."""
+    """Return where ``rules`` has one of ``which``, (n,) bool."""
     return reduce(np.logical_or, (rules == rule for rule in which))

@@ -59,7 +59,7 @@ class EngineSpec:
     key_prefix: int = 0  # characters (or bytes) of a partition's value before every key, if it scopes keys
     number: str = DOUBLE  # the type in which values and needs are compared: double, bigint or decimal(precision,scale)
     id_prefix: int = 0  # characters (or bytes) before every id, which may have another type than keys
-    deadline_is_sum: bool = False  # deadlines are created + time-out; MAX_TIME_US is one that int64 does not hold
+    deadline_is_sum: bool = False  # deadlines are created + timeout; MAX_TIME_US is one that int64 does not hold
     roles: tuple[tuple[str, int], ...] = ()  # `ROLES` that are payload columns, with the payload's position
     columns: pa.Schema | None = field(default=None, hash=False)  # the payload's columns; None: the checkpoint's
     case_sensitive: bool = False  # names that differ only in case are two names

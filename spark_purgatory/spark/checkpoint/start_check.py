@@ -1,7 +1,7 @@
 """Checks that a query can continue from a checkpoint before it starts, and chooses the settings of its start.
 
 A shard refuses the state of another query only when it is next touched. That may be hours after the start, when other
-shards have gone on. So the same code compares every shard's state first, in a Spark job that reads the whole state.
+shards have continued. So the same code compares every shard's state first, in a Spark job that reads the whole state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     docs/upgrading.md lists the changes that a checkpoint allows. `RecordAccumulator.write_stream` and ``spark-purgatory
     run`` make this check themselves. Call it before you start a query with ``writeStream``: otherwise each shard
     compares its own state when it is next touched. It reads the state of all shards, as the query does when it starts,
-    and warns of state partitions that only cost. If there is no checkpoint yet, it does nothing.
+    and warns of useless state partitions. If there is no checkpoint yet, it does nothing.
 
     Args:
         spark: The session.

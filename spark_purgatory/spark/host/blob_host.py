@@ -1,8 +1,8 @@
 """The host whose state is one blob a shard: the group function for ``applyInPandasWithState``, and for batch queries.
 
-A call restores the engine, takes the rows that arrived, saves the engine, and sets the shard's time-out to its next
+A call restores the engine, takes the rows that arrived, saves the engine, and sets the shard's timeout to its next
 deadline. Spark fires at ``timeout < watermark``, and the engine expires at ``deadline <= watermark``. So a shard whose
-next deadline is d asks for d - 1. A call with data replaces the time-out, so every call first expires what is due.
+next deadline is d asks for d - 1. A call with data replaces the timeout, so every call first expires what is due.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def stream_function(
 
 
 def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None:
-    """Have Spark call the shard when its engine is next due. A time-out fires once the watermark is beyond it."""
+    """Have Spark call the shard when its engine is next due. A timeout fires once the watermark is beyond it."""
     timer_ms = calls.timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
     if timer_ms is not None:
         state.setTimeoutTimestamp(max(timer_ms - 1, 1))

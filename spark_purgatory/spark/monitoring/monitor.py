@@ -58,7 +58,7 @@ def monitor(
     Args:
         query: The query that ``write_stream`` or ``writeStream.start()`` returned.
         reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.json_lines`,
-            `metrics.progress`, or your own. An error in one is logged, and the query goes on.
+            `metrics.progress`, or your own. An error in one is logged, and the query continues.
         checkpoint: The query's ``checkpointLocation``, from which the metrics of the state are read. That of a
             `RecordAccumulator` is known. Without one these metrics are left out.
         gauges_every: The interval between reads of these metrics, which are Spark jobs over the whole state.

@@ -1,4 +1,4 @@
-"""Files of a checkpoint through Hadoop's FileSystem, local or in an object store. So nothing is renamed."""
+"""Files of a checkpoint through Hadoop's FileSystem. It may be an object store, so nothing is renamed."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ def move_checkpoint(
             as before. Choose the number of cores, but at most the number of shards.
         tables: A folder of `export_state`, whose tables you may have edited. Operations are taken from there instead of
             the old checkpoint's state.
-        removed: The numbers of rows that you removed from the tables ``operations``, ``events`` or ``ids``, by name. If
-            other rows are missing, the move is refused.
+        removed: How many rows you removed from the tables ``operations``, ``events`` and ``ids``, by table. If other
+            rows are missing, the move is refused.
         dry_run: Look at all shards and return what would be moved, without writing anything.
         progress: Called with a line after each step. By default the lines are logged.
 
@@ -215,7 +215,7 @@ def _changes(found: Survey, query: Query) -> list[str]:
 
 
 def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
-    """Make the new checkpoint of the old one and of a state. The last step completes it."""
+    """Make the new checkpoint from the old one and a new state. The last step completes it."""
     conf = conf_of(files.read(f"{made}/offsets/0"))
     version = old.batch_id + 1
     _place(files, f"{made}/state", f"{target}/state", version)

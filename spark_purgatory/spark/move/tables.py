@@ -155,7 +155,7 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
 
 
 def manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
-    """The manifest of an export of a query's checkpoint."""
+    """Return the manifest of an export of a query's checkpoint."""
     queries = sorted({json.dumps(each.of_query(), sort_keys=True) for each in found.found})
     return Manifest(
         query_id=query_id,

@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 
 class EngineColumns(ABC, Generic[C]):
-    """One input's columns for the engine. An argument names a column by its ``value``; ``label`` is its own name."""
+    """One input's columns for the engine. ``value`` is what the argument ``label`` names a column with."""
 
     options: PurgatoryOptions
 

@@ -1,7 +1,7 @@
 """Arithmetic of times in the projection, in int64 microseconds, without errors at their ends.
 
-Spark's sums of times raise or give null beyond int64, and its casts of far dates to timestamps raise even as
-``try_cast``, but a row with such a time must get its outcome too. Only times without a zone may depend on the session's
+Spark's sums of times raise an error or give null beyond int64, and its casts of far dates raise one even as
+``try_cast``. But a row with such a time must get its outcome too. Only times without a zone may depend on the session's
 zone: a day of a timeout is 24 hours, although Spark adds calendar days of that zone to a timestamp.
 """
 
@@ -27,7 +27,7 @@ US_PER_SECOND = 1_000_000
 
 
 def placed(column: Column, kind: T.DataType) -> Column:
-    """Return a timestamp. The session's zone places dates and timestamps without a zone, within `PLACED`."""
+    """Return a time as a timestamp; one without a zone is in the session's zone, within `PLACED`."""
     bounds = PLACED.get(type(kind))
     if bounds is not None:
         first, last = map(F.expr, bounds)

@@ -22,7 +22,7 @@ VALUE, EVENT_ID = "value", "event_id"
 def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:
     """Return the columns that are sent of each event, by their names in the outcome: the value first, then the others.
 
-    ``names``: the events' columns. Any other name is a path into a struct, and is named after the field.
+    ``names`` are the events' columns. Any other name is a path into a struct, and the column gets the field's name.
     """
     if not options.evidence_columns:
         return {}

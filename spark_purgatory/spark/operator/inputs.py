@@ -156,7 +156,7 @@ def key_prefix(kind: T.DataType) -> int:
 
 
 def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats: bool = True) -> DataFrame:
-    """Return the operations: id, keys, times, payload. Scope, key, or the id of several keys routes them."""
+    """Return the operations: id, keys, times, payload. They are routed by scope, key, or with several keys by id."""
     frame, config, scope = fields.frame, fields.options.operations, fields.scope()
     columns = fields.of_operations(spec, several)
     if scope is not None or several:
@@ -166,7 +166,7 @@ def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats
 
 
 def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the columns of the fields that the checkpoint keeps of an operation, but not of expressions."""
+    """Return the columns that an operation's kept fields name. Fields that are expressions have none."""
     named = {f"operations.{name}": getattr(config, name) for name in ("id", "keys", "created", "deadline")}
     listed = {field: each if isinstance(each, (list, tuple)) else (each,) for field, each in named.items()}
     listed["scope"] = (scope,)

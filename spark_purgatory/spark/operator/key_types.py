@@ -27,7 +27,7 @@ COMPARED = (
     ("scope (operations)", "scope (completions)"),
 )
 KEPT = ("operations.id", "operations.keys", "completions.event_id", "scope (operations)")
-"""Fields whose texts a checkpoint has. Fields that are compared with them have their type."""
+"""Fields whose texts are in a checkpoint. Fields that are compared with them have the same types."""
 TIMES = (T.DateType, T.TimestampNTZType, T.TimestampType)
 KEY_TYPES = (T.BooleanType, T.IntegralType, T.DecimalType, T.BinaryType, T.StringType, *TIMES)
 """Types of keys, each before the types to which its values can be cast."""

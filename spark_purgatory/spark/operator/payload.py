@@ -30,7 +30,7 @@ CASTS = {
 }
 """The remedy for a type that Spark does not hand over to Python."""
 NOTED_TYPES = (T.DayTimeIntervalType, getattr(T, "TimeType", T.DayTimeIntervalType))
-"""Types that are one type in Arrow. Spark has TIME since 4.1."""
+"""Types that become one type in Arrow. Spark has TIME since 4.1."""
 IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arrow_schema).parameters else {}
 """Before Spark 4.2, timestamps are always in UTC."""
 

@@ -182,8 +182,8 @@ class Purgatory(PurgatoryOptions):
         prefix: Put before the names of the outcome's columns.
         scope: A column of both inputs, of a type allowed for keys. Keys and ids are unique within its value, and it
             routes rows. Operations with several keys then need no broadcast (docs/choosing.md).
-        evidence: With "all" outcomes, EXPIRED ones too, have an array ``events`` of all events that counted up to
-            ``resolved_at``, by time, and the struct ``event`` (see `Completions`).
+        evidence: With "all", outcomes (EXPIRED ones too) have an array ``events`` of all events that counted up to
+            ``resolved_at``, sorted by time, and the struct ``event`` (see `Completions`).
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` counts all.
         evidence_order: "time" sorts events by time, and ``event`` is the one that decided. "value" puts the largest
             `Completions.value` first, the earliest of equal ones, and ``event`` is the first, such as the winning bid
@@ -232,17 +232,17 @@ class Purgatory(PurgatoryOptions):
         """Return the outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
         Args:
-            operations: A stream or a batch DataFrame with the columns that `Operations` names. Inside foreachBatch it
-                would have the rows of one micro-batch, which would be decided alone; this logs a warning.
+            operations: A stream or a batch DataFrame with the columns that `Operations` names, but not the rows of
+                foreachBatch: each micro-batch would be decided alone, and a warning is logged.
             completions: A DataFrame with the columns that `Completions` names; a stream if ``operations`` is one.
             as_of: For batch DataFrames only: decide as a stream with its watermark at this time, and leave out pending
                 operations. Without it every operation is decided. A datetime with a time zone is that instant. A text,
                 a date and a datetime without a time zone are wall-clock time in the session's time zone
                 (``spark.sql.session.timeZone``), not in that of the Python process. It is rounded down to milliseconds.
             heartbeats: With ``idle_after``, True gives each micro-batch a heartbeat row, with the current time minus
-                ``idle_after``. If a backlog is read in several micro-batches, after hours of downtime, unread rows
-                would then be late. So first run the query with False (and ``availableNow``) on the same checkpoint
-                until the backlog is read. A job that is started now and then does both each time.
+                ``idle_after``. After hours of downtime this makes rows of the backlog late before they are read. So
+                first read it with False (and ``availableNow``) on the same checkpoint. A job that is started now and
+                then does both each time.
 
         Returns:
             A stream if both inputs are streams, else a batch DataFrame. The stream may be an input of another

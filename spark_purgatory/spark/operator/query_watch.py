@@ -203,9 +203,9 @@ class _BatchWatch(BatchListener):
 
 
 def watch_batch(results: DataFrame, shards: int | None, is_broadcast: bool) -> DataFrame:
-    """Have a batch's rejected events counted as its rows pass, for a warning where no event was taken.
+    """Count a batch's rejected events as its rows pass, to warn if no event was taken.
 
-    An action may call a shard several times, for instance to sort its rows: a set and a maximum stay the same.
+    An action may call a shard several times, for instance to sort its rows, so the counts are a set and a maximum.
     """
     spark = results.sparkSession
     if is_remote() or shards is None:  # A group for each key would make the set too large.

@@ -57,7 +57,7 @@ STATEFUL = {
     "TransformWithStateInPandas": "transformWithStateInPandas",
     "TransformWithStateInPySpark": "transformWithState",
 }
-"""Spark's stateful operators that may wait for a watermark: their names in a plan, and those that users know.
+"""Spark's stateful operators that may wait for a watermark: their names in a plan, and the names that users know.
 dropDuplicates keeps state without waiting, so a purgatory after it has its outcomes in time."""
 AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
@@ -216,7 +216,7 @@ def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, s
 
 
 def with_query(results: DataFrame, query: Query) -> DataFrame:
-    """Return the same rows, in whose plan `queries_of` finds the query again."""
+    """Return the same rows with the query in their plan, where `queries_of` finds it."""
     spec = query.spec
     said = {
         "fingerprint": spec.fingerprint(),

@@ -159,7 +159,7 @@ class AccumulatorQuery:
     def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
         """Return the futures of a recent micro-batch, one for each staged file and table partition.
 
-        There are none until the files are counted: once a file of the table may be full, at the latest with the drain.
+        They exist once the files are counted: when a file of the table may be full, at the latest with the drain.
         Raises ConfigError under Spark Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
@@ -188,8 +188,8 @@ class AccumulatorQuery:
     def stop(self, drain: bool = False) -> None:
         """Stop the query. Staged rows wait for the next run; a drain that is running is ended first.
 
-        It waits up to ten seconds for a pause between micro-batches. A query that is stopped within one leaves pages of
-        stack traces in Spark's log, and keeps running for a while under Spark Connect.
+        It waits up to ten seconds for a pause between micro-batches. A query that is stopped within a micro-batch
+        leaves pages of stack traces in Spark's log, and keeps running for a while under Spark Connect.
 
         Args:
             drain: Bring the staged rows to the table, too.
@@ -253,7 +253,7 @@ class AccumulatorQuery:
 
 
 def is_theirs(description: object) -> bool:
-    """Return True for a source of the user. Our own make a row a micro-batch, so that time passes."""
+    """Return True for a source of the user. Our own add a row to each micro-batch, so that time passes."""
     return not str(description).startswith("RatePerMicroBatch")
 
 

@@ -50,8 +50,8 @@ class RecordAccumulator(SinkOptions):
         format: "iceberg" needs a ``table`` (docs/how-to/iceberg.md). Without this option an existing table keeps its
             format, and a new one is a Delta table.
         partition_by: Columns that partition the table; an existing table has its own. If the table computes a partition
-            column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its values wait together: a
-            drain writes a file for each value, smaller than ``batch_size``.
+            column that the stream lacks (GENERATED ALWAYS AS), rows of several of its values wait together, and a drain
+            writes a file for each value, smaller than ``batch_size``.
         batch_size: Wanted size of a file of each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
@@ -62,8 +62,8 @@ class RecordAccumulator(SinkOptions):
             (``delivery.timeout.ms``).
         max_request_size: The most bytes in one transaction of the table; a single file may be larger
             (``max.request.size``).
-        shares_table: Several queries fill the table, each from other sources. Otherwise a query with a new checkpoint
-            warns of the others: its rows may be there already.
+        shares_table: True if several queries fill the table, each from other sources. Otherwise a query with a new
+            checkpoint warns of the others, because its rows may be there already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
@@ -113,8 +113,8 @@ class RecordAccumulator(SinkOptions):
         Raises:
             ConfigError: The table, the checkpoint, the columns or the output mode cannot work. Nothing was started.
             TableLostError: The table that the checkpoint belongs to was replaced, restored or removed.
-            StateMismatchError: ``df`` comes from `Purgatory.resolve` and cannot go on from the checkpoint's state. The
-                message lists every difference and the remedy (docs/upgrading.md).
+            StateMismatchError: ``df`` comes from `Purgatory.resolve` and cannot continue from the checkpoint's state.
+                The message lists every difference and the remedy (docs/upgrading.md).
 
         Example::
 

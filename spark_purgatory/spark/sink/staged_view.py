@@ -29,8 +29,8 @@ TRIES = 5
 def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
     """Return a version of the table with the staged rows that it does not have, each row once.
 
-    A micro-batch is included once Spark has committed it or a drain has taken some of it, because its folder may be
-    half written before. The staging folder is read between two looks at the table's version, until these agree.
+    A micro-batch is included once Spark has committed it or a drain has taken some of it. Before that its folder may be
+    half written. The table's version is read before and after the staging folder, until both are equal.
     """
     if not is_checkpoint(spark, checkpoint):
         raise ConfigError(

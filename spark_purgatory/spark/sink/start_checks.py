@@ -7,7 +7,7 @@ mend. So everything that can be checked earlier is:
 2. The checkpoint is outside the table's folder and belongs to this table (`table_claim`).
 3. A table of the format can hold the columns, and this one takes them.
 4. The table lets this sink write exactly once, or can be created.
-5. A purgatory in the query can go on from the checkpoint's state (`settings_to_start`).
+5. A purgatory in the query can continue from the checkpoint's state (`settings_to_start`).
 
 A missing table is not created, but its empty folder may be.
 """
