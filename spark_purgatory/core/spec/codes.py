@@ -67,7 +67,7 @@ class Rejection(IntEnum):
 
 
 class OperationRejection(Rejection):
-    """The reason why an operation is REJECTED, with the text of its outcome. The last check that fails gives it."""
+    """The reason why an operation is REJECTED, with the text of its outcome. The one that is set last stands."""
 
     NONE = 0, ""
     NULL_ID = 1, "the id is null"

@@ -126,7 +126,7 @@ class LogHost(StatefulProcessor):
         yield row
 
     def close(self) -> None:
-        """Do nothing: the worker goes on holding its engines."""
+        """Do nothing: the worker continues to hold its engines."""
 
     def reached(self, failpoint: str) -> None:
         """Do nothing. Tests override it to act at a point of `FAILPOINTS`."""

@@ -1,8 +1,8 @@
 """Finds the true one of two entries with one name in a staging log, and removes the other.
 
 Two runs of a query that write at once leave two intents of one number. The one whose commit the table has is true. If
-it has neither, the intent that covers more micro-batches is true: it takes or leaves everything that was staged up to
-its last micro-batch, so no row is lost. Both runs must be stopped.
+the table has neither, the intent that covers more micro-batches is true: it takes or leaves everything that was staged
+up to its last micro-batch, so no row is lost. Both runs must be stopped.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class PolicyAdapter:
                 self._take(action.intent.taken)
 
     def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
-        """Queue pieces. They linger since they were staged, but not since before ``since_ms``."""
+        """Queue pieces. Their linger begins when they were staged, but not before ``since_ms``."""
         now_ms = self.now()
         return [
             self.policy.append(piece.partition, piece, min(max(piece.staged_ms, since_ms), now_ms)).future

@@ -1,10 +1,9 @@
 """The ledger of everything staged: pure bookkeeping from the log and the staged folders, the same after a restart.
 
 A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch with rows is a folder of
-files and a *record*, an entry with the `Contents` of the folder; one without rows is in a note. A gap shows that way,
-and so does a folder that lost a file or got another one. *Intent* N lists the pieces that drain N takes and leaves,
-which are all up to a micro-batch: nothing earlier is read again. *Epoch* e is written after intent e - 1, up to intent
-e.
+files and a *record*, an entry with the `Contents` of the folder; one without rows is in a note. So a gap is found, and
+a folder that lost a file or got another one. *Intent* N lists the pieces that drain N takes and leaves: all pieces up
+to a micro-batch, so nothing earlier is read again. *Epoch* e is written after intent e - 1, up to intent e.
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ class Ledger:
         return staged
 
     def take(self, intent: Intent) -> None:
-        """Go on from an intent, which was decided or read."""
+        """Continue from an intent, which was decided now or read from the log."""
         self.intent = intent
         self.last_batch, self.last_contents = intent.last_batch, intent.last_contents
         self.pieces = {piece.key: piece for piece in intent.left}
@@ -228,7 +227,7 @@ class Ledger:
 
 
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
-    """Return the error for staged rows that are lost from micro-batch ``first`` on."""
+    """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
     return StagingError(
         f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has micro-batches only up to {first - 1} "
         "(-1: none): the folder was removed, another sink made the checkpoint, or Spark's repartition left out a "

@@ -52,7 +52,7 @@ def intent_entry(intent: Intent) -> NewEntry:
 
 
 def done_entry(ledger: Ledger) -> NewEntry:
-    """Return the entry that the last intent's commit was read back."""
+    """Return the entry for a last intent whose commit was read back."""
     number = ledger.next_drain - 1
     body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
     return f"done={number}", body, False

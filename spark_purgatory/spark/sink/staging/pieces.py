@@ -101,7 +101,7 @@ class EmptyRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a query, from a start to any end. Two runs that start at once have the same number, but not id."""
+    """A run of a query, from a start to any end. Two runs that start at once have one number and different ids."""
 
     number: int = 0  # Higher than the number of any earlier run that left files.
     id: str = ""  # Random.

@@ -10,10 +10,10 @@ what a crash left of the first, and makes two writers of one name visible. A *no
 note of its name.
 
 An *epoch* e is what is written after drain e - 1 was decided and before drain e was. `EPOCHS_A_GENERATION` epochs make
-a *generation*, and `GENERATIONS` generations are used in turn. Storage that is reached through DataFrames alone cannot
-remove a folder: it can only overwrite it with no rows, which leaves it empty. So a generation is emptied as a whole
-before it is used again, and the number of folders does not grow with the number of drains. A writer that was believed
-dead would have to wake up more than two generations of drains later to remove what is not its own.
+a *generation*, and `GENERATIONS` generations are used in turn. Through DataFrames alone a folder cannot be removed,
+only overwritten with no rows, which leaves it empty. So a generation is emptied as a whole before it is used again,
+and the number of folders does not grow with the number of drains. A writer that was believed dead would have to wake up
+more than two generations of drains later to remove what is not its own.
 
 Two ways to write. Where the folder is on a file system that this process can open (`local_folder` proves that it is the
 same folder), an entry is a file that is written, synchronised and renamed, which takes about a millisecond. Everywhere
@@ -70,7 +70,7 @@ class StagingFolder:
 
     @classmethod
     def of(cls, spark: SparkSession, checkpoint: str) -> Self:
-        """The staging folder of a checkpoint, reached by Python's own file operations where that can be."""
+        """Return the staging folder of a checkpoint, reached by Python's own file operations if possible."""
         return cls(checkpoint, local_folder(spark, checkpoint))
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class StagingFolder:
                 write_line(spark, f"{self.uri}/{place}", line, "overwrite" if is_note else "error")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogEntry]:
-        """Every entry of the log, with ``others_write`` but those removed meanwhile. StagingError if one is damaged."""
+        """Return the entries, with ``others_write`` but those removed meanwhile. StagingError if one is damaged."""
         lines = self._spark_lines(spark, others_write) if self.local is None else self._local_lines()
         return [_parse(path, line, self.uri) for path, line in lines]
 
@@ -129,7 +129,7 @@ class StagingFolder:
                     yield str(path), path.read_text(encoding="utf-8", errors="replace")
 
     def synchronise(self) -> None:
-        """Have what the log holds outlive a power loss: a run may have been killed before, or a move copied files."""
+        """Make the log outlive a power loss: a run may have been killed before it did so, or a move copied files."""
         if self.local is not None:
             walked = [(Path(top), names) for top, _, names in os.walk(self.local / "log")]
             files = [top / name for top, names in walked for name in names]

@@ -122,7 +122,7 @@ def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
 
 
 def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) -> Iterator[str]:
-    """Yield where Delta would not take the one type into a column of the other, or would change values."""
+    """Yield the places where Delta would not take one type into a column of the other, or would change values."""
     if isinstance(staged, T.NullType) or staged == there:
         return
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
