@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 START_OVER = (
     "start over with a new checkpoint and a new table, because the sources are then read from their beginning and the "
-    "table would get rows that it has a second time"
+    "old table would get its rows a second time"
 )
+RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {START_OVER}"
 
 
 class PurgatoryError(Exception):
@@ -38,6 +39,9 @@ class StateError(PurgatoryError):
 
 class StateCorruptError(StateError):
     """The state's bytes are not those that were written: magic, length, checksum or content."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}: {RESTORE_STATE}")
 
 
 class StateVersionError(StateError):
@@ -212,10 +216,15 @@ def own_error(error: BaseException) -> PurgatoryError | None:
         return error
     for name, said in reversed(_OWN.findall(_text(error))):
         if isinstance(kind := globals().get(name), type) and issubclass(kind, PurgatoryError):
-            own = kind.__new__(kind)
-            own.args = (said,)  # not by __init__: BugError's adds to it
-            return own
+            return again(name, said)
     return None
+
+
+def again(name: str, said: str) -> PurgatoryError:
+    """Return an error of this package by its name, with a whole message: an ``__init__`` may add to it."""
+    error = PurgatoryError.__new__(globals()[name])
+    error.args = (said,)
+    return error
 
 
 def is_interruption(error: BaseException) -> bool:

@@ -96,8 +96,8 @@ class Operations(Options):
             self.us_of("timeout")
         if self.timeout_unit is not None and self.timeout_column is None:
             raise ConfigError(
-                f"operations.timeout_unit={self.timeout_unit!r} needs a timeout column of whole numbers, and {text} is "
-                "not one: remove timeout_unit, or name a column"
+                f"operations.timeout_unit={self.timeout_unit!r} is the unit of a column of whole numbers, and {text} "
+                "is not one: remove timeout_unit, or name such a column in timeout="
             )
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory import errors
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.criteria import NUMBERED
@@ -28,7 +29,7 @@ from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import cores_of
-from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000  # Of a shard's state: a micro-batch writes each that it touches whole (docs/choosing.md)
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
@@ -50,11 +51,11 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
         if "_metadata" in str(error) or not claim_of(spark, checkpoint):
             yield Finding("checkpoint", "its state is gone" if is_gone else "not a purgatory's", str(error))
         else:
-            gone = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
+            gone = f"without a state; if its query has a purgatory, {errors.RESTORE_STATE}"
             found = gone if is_gone else "with no purgatory's state"
             yield note("checkpoint", f"{checkpoint}: a RecordAccumulator's, {found}")
     except SPARK_FAULTS as error:
-        yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)
+        yield Finding("checkpoint", sentence_of(error), without_reach(error) or errors.RESTORE_STATE)
     else:
         if states is None:
             yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
@@ -85,17 +86,17 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         shards = told_by_states(states.whole, _about_state)
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
-        yield Finding("state", sentence_of(cause), without_reach(cause) or RESTORE_STATE)
+        yield Finding("state", sentence_of(cause), without_reach(cause) or errors.RESTORE_STATE)
         return
     sound = [shard for shard in shards if "error" not in shard]
     if damaged := [shard["error"] for shard in shards if "error" in shard]:
-        yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", RESTORE_STATE)
+        yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", errors.RESTORE_STATE)
     if not sound:
         return
     counts = Counter((shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound)
     wanted, spec = counts.most_common(1)[0][0]
     if len(counts) > 1:
-        yield Finding("shards", "states of different queries", RESTORE_STATE)
+        yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
     else:
         yield Finding("shards", f"shards={wanted or None}; {len(sound):,} have a state")
         if why := too_many(states.partitions, wanted or None, cores_of(states.whole.sparkSession)):
@@ -143,7 +144,7 @@ def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
         _, _, shards, _, _ = HEADER.unpack_from(state.blob())
         facts = state.metadata()
     except StateError as error:
-        yield {"error": str(error)}
+        yield {"error": str(error).removesuffix(f": {errors.RESTORE_STATE}")}
         return
     waiting = Tally(**facts["tally"]).pending
     yield {"shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}

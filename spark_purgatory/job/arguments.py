@@ -66,8 +66,8 @@ class Consent(NamedTuple):
             if any("=" in word or word in ("--conf", "--set") for word in sys.argv[1:]):
                 line = "the same command and"  # Its values may be passwords.
             raise ConfigError(
-                f"standard input is not a terminal, so nobody can agree: look first with {line} --dry-run, then type "
-                f"{line} --yes"
+                f"standard input is not a terminal, so it cannot be asked for a yes: look first with {line} --dry-run, "
+                f"then run {line} --yes"
             )
 
     def given(self, console: Console, question: str) -> bool:

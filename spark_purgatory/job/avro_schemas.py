@@ -102,4 +102,4 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         raise wrong(field, path, said.get(error.code, f"the registry answers with HTTP {error.code}")) from error
     except (OSError, ValueError, HTTPException, RecursionError) as error:
         said_of = str(error) if isinstance(error, OSError) else type(error).__name__
-        raise wrong(field, path, f"the registry cannot be asked: {said_of}") from error
+        raise wrong(field, path, f"the registry cannot be reached: {said_of}") from error

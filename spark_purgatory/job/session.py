@@ -136,8 +136,8 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         master = str(settings.get("spark.master", ""))
         if master.startswith("spark://") and "stopped SparkContext" in str(error):
             raise ConfigError(
-                f"spark.master={master!r}: no standalone master answers at this address. Is it running, and is this "
-                "the address in its log?"
+                f"spark.master={master!r}: no standalone master answers at this address. Start it, and write the "
+                "address that is in its log"
             ) from error
         raise
 

@@ -84,8 +84,8 @@ def show_status(checkpoint: str, console: Console) -> int:
 def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
     if not (folder / "metadata").is_file():
         raise ConfigError(
-            f"checkpoint={checkpoint!r} is not a folder of this machine with a query's file 'metadata': name the "
-            "checkpointLocation, or ask Spark with spark-purgatory doctor CHECKPOINT"
+            f"checkpoint={checkpoint!r} has no file 'metadata' of a query on this machine's disk: name the "
+            "checkpointLocation. If it is in another storage, run spark-purgatory doctor CHECKPOINT, which uses Spark"
         )
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)

@@ -34,7 +34,7 @@ def json_lines(path: str | Path) -> Reporter:
     try:
         file.open("a", encoding="utf-8").close()
     except OSError as error:
-        raise ConfigError(f"json_lines({str(path)!r}) cannot be written: {error.strerror}") from error
+        raise ConfigError(f"json_lines('{file}') cannot be written: {error.strerror}; name another file") from error
 
     def report(sample: Sample) -> None:
         line = json.dumps({"time_ms": sample.time_ms, "query": sample.query, **sample.flat()})
@@ -89,7 +89,7 @@ def prometheus(
         except OSError as error:
             into.unregister(reporter)
             raise ConfigError(
-                f"prometheus(port={port}) cannot serve there: {error.strerror}; choose another port"
+                f"prometheus(port={port}) cannot listen there: {error.strerror}; choose another port"
             ) from error
         reporter.port = server.server_port
     return reporter

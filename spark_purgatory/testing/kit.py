@@ -220,8 +220,8 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
     """Raise ConfigError if the statuses of early outcomes depend on the order of arrival."""
     if purgatory.completions.kind is not None:
         raise ConfigError(
-            f"emit='early' and completions.kind={purgatory.completions.kind!r}. With control events the statuses "
-            "depend on the order of arrival: test with emit='final', or without completions.kind"
+            f"emit='early', and completions.kind={purgatory.completions.kind!r} is set. Statuses would depend on the "
+            "order in which control events arrive: test with emit='final', or without completions.kind"
         )
     fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "scope": purgatory.scope}
     if not isinstance(purgatory.operations.keys, (list, tuple)):
@@ -230,8 +230,8 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
     identity = [field_column(operations, value, field).alias(field) for field, value in named.items()]
     if repeated := operations.groupBy(*identity).count().where("count > 1").count():
         raise ConfigError(
-            f"emit='early' and {repeated} of operations.id are on several rows. The order of arrival decides which row "
-            "is a DUPLICATE: test with emit='final', or with each id on one row"
+            f"emit='early', and {repeated} values of operations.id have several rows each. The order of arrival would "
+            "decide which row is a DUPLICATE: test with emit='final', or with one row for each id"
         )
 
 

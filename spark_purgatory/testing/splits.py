@@ -51,10 +51,8 @@ def splits(
     if min(times, default=1) <= 0:
         raise ValueError(f"a row at {min(times)} us can never be on time: the first watermark is 0")
     if min(operations_delay_us, events_delay_us, lookback_us) < 0 or n_batches < 1:
-        raise ValueError(
-            f"n_batches={n_batches} is below 1 or one of the durations below 0: operations_delay_us="
-            f"{operations_delay_us}, events_delay_us={events_delay_us}, lookback_us={lookback_us}"
-        )
+        durations = f"{operations_delay_us=}, {events_delay_us=}, {lookback_us=}"
+        raise ValueError(f"{n_batches=} must be at least 1, and durations must not be negative: {durations}")
     delays_us = {"created": operations_delay_us, "time": events_delay_us}
     _shuffle_loosely(rng, waiting, times or [0])
     cuts = sorted(rng.randint(0, len(waiting)) for _ in range(n_batches - 1))

@@ -221,9 +221,11 @@ class PurgatoryTester:
             raise ConfigError(f"watermark={watermark!r} must be a datetime with a time zone: datetime(..., tzinfo=UTC)")
         watermark_ms = (watermark - EPOCH) // timedelta(milliseconds=1)
         if watermark_ms <= 0:
-            raise ConfigError(f"watermark={watermark}: it must be after 1970, which stands for no watermark in Spark")
+            raise ConfigError(f"{watermark=!s} is not after 1970, where a watermark begins: give a later time")
         if watermark_ms < self._now.watermark_ms:
-            raise ConfigError(f"watermark={watermark}: it stands at {self.watermark or 'the end'} and never goes back")
+            raise ConfigError(
+                f"{watermark=!s} is before {self.watermark or 'the end'} and never goes back: give a later one"
+            )
         return watermark_ms
 
     def _take(self, operations: Rows, completions: Rows, watermark_ms: int) -> list[dict[str, Any]]:
@@ -258,8 +260,8 @@ class PurgatoryTester:
             now = self._run(now, given)
         if now.outcomes != self._now.outcomes:
             raise ConfigError(
-                "completions.value: its type decides how needs are read, and operations have outcomes already: give "
-                "completions_schema="
+                "completions.value has a type that changes outcomes which the tester has returned: make the "
+                "PurgatoryTester with completions_schema="
             )
         return now
 

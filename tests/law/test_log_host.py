@@ -262,7 +262,7 @@ def test_a_release_whose_steps_are_others_refuses_a_log() -> None:
         simulation.end_workers()
         later = (patch.object(module, "STEP_VERSION", STEP_VERSION + 1) for module in (log_host, step_log))
         refused = pytest.raises(
-            StateVersionError, match=rf"steps of version {STEP_VERSION}, .* takes version {STEP_VERSION + 1}"
+            StateVersionError, match=rf"step version {STEP_VERSION}, but .* reads version {STEP_VERSION + 1}"
         )
         with next(later), next(later), refused:
             simulation.run(batches[-6:])

@@ -158,10 +158,13 @@ def test_a_prefix_keeps_evidence_apart_from_columns_of_the_operations(spark: Spa
     ("columns", "message"),
     [
         (["total"], r"completions\.columns='total' is not a column: there are order_id, paid_at, amount"),
-        (["time"], r"completions\.columns='time': an event in an outcome has a field 'time' already"),
-        (["Key"], r"completions\.columns='Key': an event in an outcome has a field 'Key' already"),
+        (["time"], r"completions\.columns='time' would give the events of an outcome two fields 'time'"),
+        (["Key"], r"completions\.columns='Key' would give the events of an outcome two fields 'Key'"),
         (["amount", "amount"], r"completions\.columns=.* must be names of columns, each once"),
-        (["amount", "AMOUNT"], r"completions\.columns='AMOUNT': an event in an outcome has a field 'AMOUNT' already"),
+        (
+            ["amount", "AMOUNT"],
+            r"completions\.columns='AMOUNT' would give the events of an outcome two fields 'AMOUNT'",
+        ),
         (["months"], r"completions\.columns: column 'months' is interval year to month, which Spark does not hand"),
     ],
 )

@@ -54,7 +54,7 @@ def test_early_outcomes_have_the_same_statuses_and_where_they_need_not_that_is_r
     with pytest.raises(ConfigError, match=r"emit='early' and completions\.kind"):
         with_kinds = replace(purgatory, completions=replace(purgatory.completions, kind="kind"))
         assert_stream_equals_batch(with_kinds, orders, payments, tmp_path / "kinds")
-    with pytest.raises(ConfigError, match=r"emit='early' and 40 of operations\.id are on several rows"):
+    with pytest.raises(ConfigError, match=r"emit='early', and 40 values of operations\.id have several rows each"):
         assert_stream_equals_batch(purgatory, orders.union(orders), payments, tmp_path / "again")
 
 

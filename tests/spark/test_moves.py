@@ -46,7 +46,7 @@ SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
     ),
     (
         "operations",
-        "table 'operations' has columns of its own, why: drop them",
+        "table 'operations' has more columns, why: drop them",
         lambda rows: rows.withColumn("why", F.lit(1)),
     ),
     (
@@ -62,20 +62,20 @@ SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
         r"table 'ids', column 'row': \d+ rows of the \d+ that were exported are missing",
         lambda rows: rows.limit(0),
     ),
-    ("counts", "table 'counts', column 'manifest': 2 rows, but one is exported", lambda rows: rows.union(rows)),
-    ("counts", "table 'counts' has other columns", lambda rows: rows.drop("format")),
+    ("counts", "table 'counts' has 2 rows, but export_state writes one", lambda rows: rows.union(rows)),
+    ("counts", "table 'counts' does not have the columns format int", lambda rows: rows.drop("format")),
     (
         "counts",
-        "column 'manifest': 1 row is not as export_state wrote it",
+        "column 'manifest', cannot be read, so it was edited: copy table 'counts'",
         lambda rows: rows.withColumn("manifest", F.lit("{}")),
     ),
     *(
-        ("counts", f"column 'manifest': 1 row is not {said}", partial(with_manifest, old=old, new=new))
+        ("counts", f"column 'manifest', {said}", partial(with_manifest, old=old, new=new))
         for said, old, new in (
-            ("as export_state wrote it", '"ids": [0-9]+', '"ids": "many"'),
-            ("what export_state writes of source=", '"operations": ', '"operations": 1'),
-            ("what export_state writes of source=", '"watermark_ms": ', '"watermark_ms": 1'),
-            ("what export_state writes of source=", '"received": ', '"received": 1'),
+            ("cannot be read, so it was edited", '"ids": [0-9]+', '"ids": "many"'),
+            ("does not match the state of source=", '"operations": ', '"operations": 1'),
+            ("does not match the state of source=", '"watermark_ms": ', '"watermark_ms": 1'),
+            ("does not match the state of source=", '"received": ', '"received": 1'),
         )
     ),
 ]
@@ -194,15 +194,15 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
             move_checkpoint(stream.spark, given.pop("outcomes", outcomes), **given)
         assert not target.exists()
 
-    refused("no micro-batch is committed there")
+    refused("has no committed micro-batch")
     stream.run()
     refused("is not empty", target=str(stream.folder / "operations"))
-    refused("lie in each other", target=str(stream.checkpoint / "moved"))
-    refused("no purgatory is in this stream", outcomes=stream.spark.range(3))
+    refused("overlap", target=str(stream.checkpoint / "moved"))
+    refused("outcomes do not come out of a purgatory", outcomes=stream.spark.range(3))
     frames = stream.landing.frames(stream.spark)
     refused("emit: .*'early'", outcomes=replace(stream.purgatory(), emit="early").resolve(*frames))
     refused("there is no table 'counts'", tables=str(stream.folder / "operations"))
-    refused("tables=.* lie in each other", tables=str(target / "export"))
+    refused("tables=.* overlap", tables=str(target / "export"))
     for partitions in (0, True, "5"):
         refused(f"partitions={partitions!r} must be a whole number from 1", partitions=partitions)
     refused("contains ' '", target=str(stream.folder / "a place"))
@@ -304,7 +304,7 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     stream.add(first)
     stream.run()
     counts = export_state(stream.spark, checkpoint=str(stream.checkpoint), folder=str(stream.folder / "export"))
-    with pytest.raises(ConfigError, match="lie in each other"):
+    with pytest.raises(ConfigError, match="overlap"):
         export_state(stream.spark, checkpoint=str(stream.checkpoint), folder=str(stream.checkpoint / "export"))
     waits = stream.spark.read.parquet(str(stream.folder / "export" / "operations"))
     assert waits.count() == counts["operations"] == sum(stream.waiting().values()) > 1

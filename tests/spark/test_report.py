@@ -159,7 +159,7 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
     assert "0 wait\nNothing waits where id = 'ended': its outcome is in the table" in shown.stdout
     for words, said in (
         (["pending", str(tmp_path / "none")], "is not a checkpoint of a streaming query"),
-        (["status", str(tmp_path / "none")], "is not a folder of this machine with a query's file 'metadata'"),
+        (["status", str(tmp_path / "none")], "has no file 'metadata' of a query on this machine's disk"),
         (["status", "s3a://bucket/ck"], "ask Spark with spark-purgatory doctor CHECKPOINT"),
         (["pending", str(landing.checkpoint), "--where", "id = new1"], "(Text needs quotes: \"order_id = 'A-7'\")"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),

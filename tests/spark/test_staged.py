@@ -66,7 +66,7 @@ def test_a_staged_file_is_known_by_its_path() -> None:
     found = piece(7, epoch=3, run=NEXT_RUN)
     assert (found.batch_id, found.epoch, found.run) == (7, 3, 1)
     assert found.folder == "rows/generation=0/epoch=3/batch=00000000000000000007-000001-bbbbbbbb"
-    with pytest.raises(StagingError, match="is not a staged file"):
+    with pytest.raises(StagingError, match="has not the name of a staged file: move it elsewhere"):
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
 

@@ -374,7 +374,7 @@ def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream, giv
     sink = RecordAccumulator(path=str(stream.folder / "table"))
     with pytest.raises(ConfigError, match=said):
         sink.write_stream(stream.rows(), **{"checkpoint": str(stream.checkpoint), **given})
-    with pytest.raises(ConfigError, match="write_stream takes a streaming DataFrame, not a str"):
+    with pytest.raises(ConfigError, match=r"df is a str, not a streaming DataFrame: read one with spark\.readStream"):
         sink.write_stream("/lake/rows", checkpoint=str(stream.checkpoint))  # type: ignore[arg-type]
     assert not stream.checkpoint.exists()
 

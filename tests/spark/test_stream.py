@@ -220,7 +220,7 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     assert [rows[f"o{i}"].status for i in range(6)] == ["COMPLETED"] * 3 + ["EXPIRED"] * 3
     assert rows["o4"].missing_keys == ["own-4"] and rows["o4"].matched == 2
     little = replace(both, max_broadcast_bytes=100)
-    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* scope="):
+    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100, but .* each of 3 shards .* scope="):
         little.resolve(*landing.frames(spark, streaming=False)).collect()
     assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
 

@@ -250,7 +250,7 @@ def test_rows_that_wait_go_to_a_column_that_was_renamed(stream: Stream) -> None:
         ("city", "town"), ("town", "`the place`"), ("part", "half"), ("at.x", "lon"), ("list.element.z", "`a.b`"),
     ]:  # fmt: skip
         spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN {old} TO {new}")
-    said = r"were renamed: part is half, city is the place, at.x is at.lon, .* now\. .*withColumnsRenamed"
+    said = r"were renamed: part is now half, city is now the place, at.x is now at.lon, .*withColumnsRenamed"
     with pytest.raises(SchemaMismatchError, match=said):
         stream.sink.write_stream(rows, checkpoint=str(stream.checkpoint))
     seen = stream.sink.read(spark, staged=True)
@@ -329,10 +329,10 @@ def test_rows_that_wait_follow_columns_that_swap_their_names(stream: Stream, unm
     for step in UNMAPPED[:unmapped]:
         stream.spark.sql(f"ALTER TABLE delta.`{table}` {step}")
     assert sink.read(stream.spark, staged=True).where(RIGHT).count() == 10
-    said = r"were renamed: a is b, b is a, at\.x is at\.y, at\.y is at\.x now\. .* give its columns another order"
+    said = r"were renamed: a is now b, b is now a, at\.x is now at\.y, at\.y is now at\.x\. .* change the order"
     with pytest.raises(SchemaMismatchError, match=said):
         sink.write_stream(rows, checkpoint=str(stream.checkpoint))
-    with pytest.raises(SchemaMismatchError, match=r"were renamed: b is a now\."):
+    with pytest.raises(SchemaMismatchError, match=r"were renamed: b is now a\."):
         sink.write_stream(rows.drop("a", "at"), checkpoint=str(stream.checkpoint))
     stream.add(1).run(stream.rows().selectExpr("n", "part", *AS_AFTER))
     assert stream.numbers() == every(2) and stream.table().where(RIGHT).count() == 20
@@ -360,7 +360,7 @@ def test_rows_that_wait_follow_columns_that_shift_their_names(stream: Stream) ->
     rows = stream.rows().selectExpr("n", "part", *AS_BEFORE)
     staged_for(stream, sink, rows)
     renamed(table, ("b", "c"), ("a", "b"))
-    with pytest.raises(SchemaMismatchError, match=r"were renamed: a is b, b is c now\."):
+    with pytest.raises(SchemaMismatchError, match=r"were renamed: a is now b, b is now c\."):
         sink.write_stream(rows, checkpoint=str(stream.checkpoint))
     stream.run(stream.rows().selectExpr("n", "part", "concat('A', n) AS b", "concat('B', n) AS c", AS_BEFORE[2]))
     assert stream.table().where("b = concat('A', n) AND c = concat('B', n)").count() == 10
@@ -369,7 +369,10 @@ def test_rows_that_wait_follow_columns_that_shift_their_names(stream: Stream) ->
     stream.spark.sql(f"ALTER TABLE delta.`{table}` DROP COLUMN c")
     renamed(table, ("b", "c"))
     stream.sink = RecordAccumulator(path=str(table))
-    with pytest.raises(Exception, match=r"SchemaMismatchError: .* has dropped c, .* given the name to another column"):
+    with pytest.raises(
+        Exception,
+        match=r"SchemaMismatchError: in table .* c, which .* was dropped, and another column was given its name",
+    ):
         stream.run(stream.rows().selectExpr("n", "part", "concat('A', n) AS c"))
     assert stream.table().count() == 10
 
@@ -541,7 +544,7 @@ def test_a_partition_column_may_have_every_name(stream: Stream, by_name: bool) -
 
 @pytest.mark.parametrize("name", ["`ship-to`", "`größe`"])
 def test_a_name_that_the_catalog_makes_no_table_of_is_refused_at_the_start(stream: Stream, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"spark_catalog makes no table of such a name.* Nothing was started"):
+    with pytest.raises(ConfigError, match=r"in spark_catalog a table's name has only letters.* Nothing was started"):
         RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     assert not (stream.checkpoint / "metadata").exists()
 

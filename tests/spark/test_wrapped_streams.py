@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
     "join of two streams": (joined_streams, "comes out of a join of two streams"),
     "a purgatory on one host": (
         first_of(HOSTS[0]),
-        "holds outcomes of the purgatory 'payments' .*: give that purgatory host='transformWithState'",
+        "contains outcomes of the purgatory 'payments' .*: give that purgatory host='transformWithState'",
     ),
     "a purgatory on the other": (first_of(HOSTS[1]), "holds .*: give operations.outcomes_of= that purgatory, or write"),
 }
@@ -257,7 +257,7 @@ def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp
         ):
             SHIPPED.resolve(plain, events)
         other = replace(SHIPPED, operations=replace(SHIPPED.operations, outcomes_of=replace(PAID, name="others")))
-        with pytest.raises(ConfigError, match=r"operations: the stream holds outcomes of the purgatory 'payments'"):
+        with pytest.raises(ConfigError, match=r"operations: the stream contains outcomes of the purgatory 'payments'"):
             other.resolve(paid, events)
         with pytest.raises(ConfigError, match=r"column 'resolved_at' already has a watermark.* first purgatory holds"):
             SHIPPED.resolve(every(paid.withWatermark("resolved_at", "1 hour")), events)
@@ -306,7 +306,7 @@ def test_a_session_that_cuts_its_plans_is_checked_like_any_other(
         assert queries_of(purgatory().resolve(operations, events)) == known != []
         with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
             purgatory().resolve(every(watermarked(operations)), events)
-        with pytest.raises(ConfigError, match=r"operations: the stream holds outcomes of the purgatory 'payments'"):
+        with pytest.raises(ConfigError, match=r"operations: the stream contains outcomes of the purgatory 'payments'"):
             purgatory().resolve(first_of("applyInPandasWithState")(operations), events)
         assert {setting: spark.conf.get(setting) for setting in CUT[name]} == CUT[name], "as the user set it"
 
@@ -342,7 +342,7 @@ def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_pat
     assert queries_of(named) == queries_of(stream) != []
     with pytest.raises(ConfigError, match="comes out of an aggregation"):
         purgatory().resolve(windowed(apart).where(F.col("id") != text), events)
-    with pytest.raises(ConfigError, match="holds outcomes of the purgatory 'payments'"):
+    with pytest.raises(ConfigError, match="contains outcomes of the purgatory 'payments'"):
         purgatory().resolve(first_of("applyInPandasWithState")(apart).where(F.col("id") != text), events)
 
 

@@ -139,8 +139,14 @@ SMALLEST_OPTIONS[PurgatoryOptions] = {
             "give exactly one of timeout and deadline, got timeout and deadline",
         ),
         ({}, "give exactly one of timeout and deadline, got neither"),
-        ({"timeout": "1 hour", "timeout_unit": "hours"}, r"timeout_unit='hours' needs .*timeout='1 hour' is not one"),
-        ({"deadline": "due", "timeout_unit": "hours"}, r"timeout_unit='hours' needs .*timeout=None is not one"),
+        (
+            {"timeout": "1 hour", "timeout_unit": "hours"},
+            r"timeout_unit='hours' is the unit of .*timeout='1 hour' is not one",
+        ),
+        (
+            {"deadline": "due", "timeout_unit": "hours"},
+            r"timeout_unit='hours' is the unit of .*timeout=None is not one",
+        ),
     ],
 )
 def test_how_long_an_operation_waits_is_said_once(waits: dict[str, Any], said: str) -> None:

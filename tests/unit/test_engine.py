@@ -878,7 +878,7 @@ def test_a_row_lost_or_won_is_our_bug_and_says_so_with_the_numbers(by: int) -> N
     shards.step([op(), op("p"), op("p")], [], 0)
     engine = engine_of(shards)
     engine.outcomes.tally.received += by
-    with pytest.raises(BugError, match=rf"^bug: conservation: {3 + by} operations received, 1 decided, 2 pending"):
+    with pytest.raises(BugError, match=rf"^bug: operations do not add up: {3 + by} received, 1 decided, 2 pending"):
         engine.step(None, None, 1)
 
 
@@ -897,7 +897,8 @@ def test_more_pending_operations_than_the_limit_are_refused_and_the_state_before
     before = shards.blobs[0]
     if over:
         with pytest.raises(
-            LimitError, match=r"^max_pending_per_shard is 5 and 6 operations would wait in one shard: use"
+            LimitError,
+            match=r"^max_pending_per_shard is 5, but 6 operations would wait in one shard\. Nothing was lost: use",
         ):
             shards.step(rows[first:], [], 0)
         assert shards.blobs[0] == before
@@ -932,9 +933,7 @@ def test_more_bytes_of_state_than_the_limit_are_refused_and_the_state_before_sti
     shards = Shards(replace(ANY, max_state_bytes=limit))
     shards.blobs[0] = small
     if over:
-        named = (
-            f"^max_state_bytes_per_shard is {limit:,} and .* of 50 pending operations and 1 events has {len(large):,}:"
-        )
+        named = f"^max_state_bytes_per_shard is {limit:,}, but .* 50 pending .* and 1 events has {len(large):,} bytes"
         with pytest.raises(LimitError, match=named):
             shards.step(rows[1:], [ev("b")], 0)
         assert shards.blobs[0] == small

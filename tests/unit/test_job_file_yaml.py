@@ -56,7 +56,7 @@ def test_an_assignment_that_cannot_be_read_is_not_repeated(tmp_path: Path, assig
 def test_nobody_is_told_the_arguments_of_a_command_that_needs_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["spark-purgatory", "move", "--set", "source.password=hunter2"])
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(ConfigError, match=r"with the same command and --dry-run, then type .* --yes") as caught:
+    with pytest.raises(ConfigError, match=r"with the same command and --dry-run, then run .* --yes") as caught:
         Consent(dry_run=False, yes=False).check()
     assert "hunter2" not in str(caught.value)
 

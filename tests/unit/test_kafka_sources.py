@@ -328,7 +328,7 @@ def test_what_is_wrong_with_a_registry_is_said_without_its_password(tmp_path: Pa
 
 
 def test_a_registry_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobConfigError, match=r"operations\.source\.avro\.registry: .*the registry cannot be asked"):
+    with pytest.raises(JobConfigError, match=r"operations\.source\.avro\.registry: .*the registry cannot be reached"):
         schemas_of(read(tmp_path, "http://127.0.0.1:1"), "operations")
     for name, text in (("no.avsc", None), ("text.avsc", "record"), ("list.avsc", "[]")):
         if text is not None:

@@ -491,7 +491,9 @@ def test_the_range_of_sums_of_doubles_is_theirs_alone(need: Any) -> None:
 
 
 def test_a_need_of_more_digits_than_decimals_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs 1E\+30, and completions.value \(decimal\(38,18\)\) has 18 digits"):
+    with pytest.raises(
+        ConfigError, match=r"needs 1E\+30, and completions.value \(decimal\(38,18\)\) has 18 decimal places"
+    ):
         EngineSpec(criteria.level(D("1e30")), number="decimal(38,18)")
 
 

@@ -361,7 +361,7 @@ def test_events_that_do_not_add_up_are_a_bug() -> None:
     shards.step([op()], at(12, 25), 0)
     engine = shards.engine(0)
     engine.outcomes.tally.events_counted -= 1
-    with pytest.raises(BugError, match="conservation: 2 events received, 0 counted, 0 orphans, 1 kept"):
+    with pytest.raises(BugError, match="events do not add up: 2 received, 0 counted, 0 orphans, 1 kept"):
         engine.step(None, None, 1)
 
 

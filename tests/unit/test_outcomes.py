@@ -55,5 +55,5 @@ def test_orphans_that_are_decided_before_an_operation_do_not_move_its_columns() 
 def test_the_events_that_a_shard_is_sent_are_limited_together_and_its_operations_are_not() -> None:
     rows = [(OPERATIONS, bytes(500)), *[(EVENTS, bytes(40))] * 3]
     assert step_of(rows, 0, Broadcast(3, max_bytes=120)).size == 620
-    with pytest.raises(LimitError, match="max_broadcast_bytes is 119 and the events of one micro-batch have 120 or"):
+    with pytest.raises(LimitError, match="max_broadcast_bytes is 119, but the events of one micro-batch have 120 or"):
         step_of(rows, 0, Broadcast(3, max_bytes=119))

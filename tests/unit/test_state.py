@@ -183,7 +183,9 @@ def test_what_is_shorter_than_a_header_is_refused_with_its_length(blob: bytes) -
 
 
 def test_what_is_no_state_is_refused_without_a_word_of_it() -> None:
-    with pytest.raises(StateCorruptError, match=r"state does not start with .*not written by spark_purgatory") as told:
+    with pytest.raises(
+        StateCorruptError, match=r"state does not start with .*so it is damaged, or of another program"
+    ) as told:
         restore(SPECS["any key"], b"O'SECRET" * 9, 1)
     assert "SECRET" not in str(told.value), "it may be what another query keeps of its rows"
 
@@ -192,7 +194,7 @@ def test_what_is_no_state_is_refused_without_a_word_of_it() -> None:
 def test_a_body_of_another_length_is_refused_with_both_lengths(by: int) -> None:
     blob = a_blob("any key")
     length = len(blob) - HEADER_BYTES
-    with pytest.raises(StateCorruptError, match=f"a body of {length + by} bytes and its header says {length}:"):
+    with pytest.raises(StateCorruptError, match=f"a body of {length + by} bytes, but {length} in its header, so"):
         restore(SPECS["any key"], (blob + b"x")[: len(blob) + by], 1)
 
 
@@ -258,7 +260,7 @@ def test_operations_with_a_column_more_than_the_checkpoint_has_are_refused_by_na
     engine = restore(SPECS["any key"], a_blob("any key"), 1)
     rows = [op(f"new-{i}", "z", 90_000, 99_000) for i in range(9)]
     table = operations_table(rows, False).append_column("p2", pa.array([0.5] * 9))
-    with pytest.raises(StateMismatchError, match="the checkpoint has columns of string, string, the query brings"):
+    with pytest.raises(StateMismatchError, match="the checkpoint has columns of string, string, but the query"):
         engine.step(read_operations(table, engine.spec), None, 14)
 
 

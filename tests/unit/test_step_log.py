@@ -214,7 +214,7 @@ def test_entries_that_are_missing_or_too_many_are_refused_with_both_numbers() ->
     head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps())
     for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
         for given in (entries[:1], [*entries, entries[0]], []):
-            said = f"log has {len(given)} entries and its head says 2"
+            said = f"log has {len(given)} entries, but 2 by its head"
             with pytest.raises(StateCorruptError, match=said):
                 load(now, 1, head, snapshot, given)
 
@@ -228,7 +228,7 @@ def test_a_snapshot_that_is_missing_is_refused() -> None:
 def test_a_log_of_steps_of_another_version_is_refused_and_a_snapshot_alone_is_not() -> None:
     head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps())
     for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
-        refused = rf"steps of version 7, .* takes version {step_log.STEP_VERSION}: run the release"
+        refused = rf"step version 7, but .* reads version {step_log.STEP_VERSION}: run the release"
         with pytest.raises(StateVersionError, match=refused):
             load(now, 1, replace(head, step_version=7), snapshot, entries)
         empty = replace(head, step_version=7, next_entry=head.first_entry)

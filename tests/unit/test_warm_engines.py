@@ -235,7 +235,7 @@ def test_an_error_of_a_held_step_reaches_the_asker_and_the_engine_is_dropped(wor
     step_engine(engine, first, "")
     assert holder.keep(first, engine, 0)
     too_many = request(operations("b", "c"), spec_digest=digest(spec))
-    with pytest.raises(LimitError, match=r"^max_pending_per_shard is 2 and 3 operations would wait") as said:
+    with pytest.raises(LimitError, match=r"^max_pending_per_shard is 2, but 3 operations would wait") as said:
         asker.ask(holder.address, too_many)
     alone = EventTimePurgatory(spec)
     step_engine(alone, first, "")

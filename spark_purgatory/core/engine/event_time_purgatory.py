@@ -194,8 +194,8 @@ class EventTimePurgatory:
                 self._register(accepted)
         if self.pending > self.spec.max_pending:
             raise LimitError(
-                f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending:,} operations would wait in one "
-                "shard: use more shards (spark-purgatory move), or raise the limit; nothing was lost"
+                f"max_pending_per_shard is {self.spec.max_pending:,}, but {self.pending:,} operations would wait in "
+                "one shard. Nothing was lost: use more shards (spark-purgatory move), or raise the limit"
             )
 
     def _without_duplicates(self, operations: OperationArrivals) -> tuple[OperationArrivals, OperationArrivals]:

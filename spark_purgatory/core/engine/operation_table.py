@@ -112,8 +112,8 @@ class OperationTable:
         kept, payload = self.payload.kind, operations.payload
         if kept is not None and kept != payload.type:
             raise StateMismatchError(
-                f"operations: the checkpoint has columns of {_types(kept)}, the query brings {_types(payload.type)}: "
-                "bring the same columns in the same order, or start over with a new checkpoint and a new table"
+                f"operations: the checkpoint has columns of {_types(kept)}, but the query {_types(payload.type)}: "
+                "select the same columns in the same order, or start over with a new checkpoint and a new table"
             )
         first = len(self.late_column)
         given = {**vars(operations), "id_slot": id_slot}

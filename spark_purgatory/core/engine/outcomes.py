@@ -173,7 +173,7 @@ class Tally:
         """Raise BugError unless every operation received has its outcome or is pending."""
         if pending != self.pending:
             raise BugError(
-                f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
+                f"operations do not add up: {self.received} received, {self.decided()} decided, {pending} pending"
             )
 
     def conserve_events(self, kept: int) -> None:
@@ -181,7 +181,7 @@ class Tally:
         orphans = self.by_status[Status.ORPHAN]
         if self.events_received != self.events_counted + orphans + kept:
             raise BugError(
-                f"conservation: {self.events_received} events received, {self.events_counted} counted, "
+                f"events do not add up: {self.events_received} received, {self.events_counted} counted, "
                 f"{orphans} orphans, {kept} kept"
             )
 

@@ -36,7 +36,7 @@ class ShardEvents:
     def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         """Keep the events of a batch, and return a segment with a group for each of their keys."""
         if events.value is not None and is_double(events.value) != (self.spec.scale is None):
-            raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
+            raise BugError(f"the query's number type is {self.spec.number}, but events have {events.value.dtype}")
         if events.kind is None and events.operation_ids is None:
             return self._take_completions(events, watermark_us)
         control = events.is_control()

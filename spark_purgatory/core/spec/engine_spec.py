@@ -79,7 +79,7 @@ class EngineSpec:
             self.criterion.check_double()
         elif abs(units_up(need, scale)) >= MOST_UNITS:
             raise ConfigError(
-                f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point. "
+                f"criterion needs {need}, and completions.value ({self.number}) has {scale} decimal places. "
                 "Together these are more than 38 digits: cast completions.value to a decimal with fewer of them"
             )
 

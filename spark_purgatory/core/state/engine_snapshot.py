@@ -63,9 +63,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
-            f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,} and a shard's state of "
-            f"{engine.pending:,} pending operations and {len(engine.events.log):,} events has {len(blob):,}: "
-            "use more shards (spark-purgatory move); nothing was lost"
+            f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,}, but a shard's state of {engine.pending:,} "
+            f"pending operations and {len(engine.events.log):,} events has {len(blob):,} bytes. Nothing was lost: use "
+            "more shards (spark-purgatory move), or raise the limit"
         )
     return blob
 

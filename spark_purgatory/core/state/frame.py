@@ -46,9 +46,8 @@ def decoding(what: str) -> Iterator[None]:
     except (*UNDECODABLE, struct.error, pa.ArrowException) as error:
         size = f": {error}" if isinstance(error, MemoryError) else ""
         raise StateCorruptError(
-            f"{what} matches its checksum but cannot be decoded ({type(error).__name__}{size}): another release wrote "
-            "it, or it was damaged before it was written. Run the release that wrote the checkpoint, or bring the "
-            "checkpoint back from a copy"
+            f"{what} matches its checksum but cannot be decoded ({type(error).__name__}{size}). If another release "
+            "wrote it, run that release. If not, it was damaged before it was written"
         ) from error
 
 
@@ -68,16 +67,16 @@ def read_header(header: struct.Struct, magic: bytes, version: int, data: bytes, 
     """Return the numbers of a header after magic and version, before its checksum. Raises like `read_frame`."""
     size = header.size + CHECKSUM.size
     if len(data) < size:
-        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({size}): truncated")
+        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({size}), so it was truncated")
     found, written, *numbers = header.unpack_from(data)
     if found != magic:
         # The bytes themselves are not shown: they may be values of another query's rows.
-        raise StateCorruptError(f"{what} does not start with {magic!r}: not written by spark_purgatory, or damaged")
+        raise StateCorruptError(f"{what} does not start with {magic!r}, so it is damaged, or of another program")
     if CHECKSUM.unpack_from(data, header.size)[0] != zlib.crc32(data[: header.size]):
-        raise StateCorruptError(f"the header of {what} does not match its checksum: damaged in the checkpoint")
+        raise StateCorruptError(f"the header of {what} does not match its checksum, so it was damaged")
     if written != version:
         raise StateVersionError(
-            f"{what} has format version {written}, this version of spark_purgatory reads {version}: "
+            f"{what} has format version {written}, but this release of spark_purgatory reads {version}: "
             f"run the release that wrote the checkpoint, or {START_OVER}"
         )
     return numbers
@@ -88,8 +87,8 @@ def checked_body(data: bytes, start: int, length: int, checksum: int, what: str)
     body = memoryview(data)[start:]
     if len(body) != length:
         raise StateCorruptError(
-            f"{what} has a body of {len(body)} bytes and its header says {length}: truncated or damaged"
+            f"{what} has a body of {len(body)} bytes, but {length} in its header, so it was truncated or damaged"
         )
     if zlib.crc32(body) != checksum:
-        raise StateCorruptError(f"{what} of {length} bytes does not match its checksum: damaged in the checkpoint")
+        raise StateCorruptError(f"{what} of {length} bytes does not match its checksum, so it was damaged")
     return body

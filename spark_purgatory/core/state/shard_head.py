@@ -74,5 +74,5 @@ def read_head(data: bytes) -> ShardHead:
     except TypeError as error:
         raise StateCorruptError(f"the head of a shard's state lacks fields: {error}") from error
     if wrong := [each.name for each in fields(head) if not isinstance(getattr(head, each.name), KINDS[str(each.type)])]:
-        raise StateCorruptError(f"the head of a shard's state has other types in {', '.join(wrong)}: damaged")
+        raise StateCorruptError(f"the head of a shard's state has other types in {', '.join(wrong)}, so it is damaged")
     return head

@@ -71,7 +71,7 @@ def read_entry(entry: bytes) -> Step:
     coded = read_frame(MAGIC, VERSION, entry, WHAT)
     [size] = SIZE.unpack_from(coded)
     if size > len(coded) * MOST_COMPRESSED:
-        raise StateCorruptError(f"{WHAT} has {len(coded)} bytes, which cannot decode to {size}: damaged")
+        raise StateCorruptError(f"{WHAT} has {len(coded)} bytes, which cannot decode to {size}, so it is damaged")
     body = memoryview(CODEC.decompress(pa.py_buffer(coded[SIZE.size :]), size))
     watermark_ms, operations, events = COUNTS.unpack_from(body)
     at = COUNTS.size
@@ -79,7 +79,7 @@ def read_entry(entry: bytes) -> Step:
     at += SIZE.size * len(lengths)
     ends = [*accumulate(lengths, initial=at)]
     if ends[-1] != len(body):
-        raise StateCorruptError(f"{WHAT} has {len(body)} bytes, but its lengths add up to {ends[-1]}: damaged")
+        raise StateCorruptError(f"{WHAT} has {len(body)} bytes, but its lengths add up to {ends[-1]}, so it is damaged")
     blobs = [bytes(body[start:end]) for start, end in pairwise(ends)]
     return Step(watermark_ms, blobs[:operations], blobs[operations:])
 
@@ -158,12 +158,11 @@ def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
     """Return the entries if they are complete, and were written by steps of the same version."""
     if len(entries) != head.log_entries:
         raise StateCorruptError(
-            f"a shard's log has {len(entries)} entries and its head says {head.log_entries}: entries are missing from "
-            "the checkpoint"
+            f"a shard's log has {len(entries)} entries, but {head.log_entries} by its head, so some are missing"
         )
     if entries and head.step_version != STEP_VERSION:
         raise StateVersionError(
-            f"a shard's log was written by steps of version {head.step_version}, this release of spark_purgatory takes "
+            f"a shard's log has step version {head.step_version}, but this release of spark_purgatory reads "
             f"version {STEP_VERSION}: run the release that wrote the checkpoint, or {START_OVER}"
         )
     return entries
@@ -180,7 +179,7 @@ class ShardState:
     def blob(self) -> bytes:
         """Return the state as one blob (`engine_snapshot`). Raises StateError if it is damaged."""
         if self.snapshot is None:
-            raise StateCorruptError("a shard's state has a head and no snapshot: files are missing from the checkpoint")
+            raise StateCorruptError("a shard's state has a head but no snapshot, so files are missing")
         return self.snapshot if self.head is None else merged(read_head(self.head), self.snapshot, self.log)
 
     def metadata(self) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from pyspark.sql import types as T
 from spark_purgatory.config.places import ENCODED
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableError
 from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
 from spark_purgatory.spark.storage.storage_access import absolute
-from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 BLOB_HOST = "applyInPandasWithState"
 OPERATORS = {

@@ -124,7 +124,7 @@ def _check(
     found = stored.told_by_states(states.whole, partial(_differences, query.spec, query.shards or 0))
     for fault, text in found:
         if fault is not None:
-            raise getattr(errors, fault)(text)
+            raise errors.again(fault, text)
     refuse(text for _, text in found)
     shards = most_shards(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):

@@ -33,10 +33,10 @@ class Broadcast:
         """Raise LimitError if the packed events so far have too many bytes."""
         if size > self.max_bytes:
             raise LimitError(
-                f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
-                f"sent to each of {self.shards:,} shards because operations have several keys: name a column that both "
-                "inputs have in scope=, use fewer shards (spark-purgatory move), or make micro-batches "
-                "smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger); nothing was lost"
+                f"max_broadcast_bytes is {self.max_bytes:,}, but the events of one micro-batch have {size:,} or more, "
+                f"which go to each of {self.shards:,} shards because operations have several keys. Nothing was lost: "
+                "set scope= to a column that both inputs have, use fewer shards (spark-purgatory move), or make "
+                "micro-batches smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger)"
             )
 
 

@@ -99,8 +99,7 @@ def receive_answer(connection: Connection) -> Answer | None:
         if "error" not in fields:
             blobs = {name: connection.recv_bytes(MOST_BLOB_BYTES) for name in fields["blobs"]}
             return Answer(**fields["answer"], outcomes=blobs.get("outcomes"), snapshot=blobs.get("snapshot"))
-        error: PurgatoryError = PurgatoryError.__new__(getattr(errors, fields["error"]))
-        error.args = (str(fields["message"]),)
+        error = errors.again(fields["error"], str(fields["message"]))
     raise error
 
 

@@ -12,7 +12,7 @@ from spark_purgatory.core.export.checked import TABLES, Fault, TableRules, conse
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.move.survey import Survey
-from spark_purgatory.spark.move.tables import ROW, manifest_of, read_manifest, read_table, schemas_of
+from spark_purgatory.spark.move.tables import COPY_AGAIN, ROW, manifest_of, read_manifest, read_table, schemas_of
 from spark_purgatory.spark.operator.stream_plan import Query
 
 FAULTS_DDL = "column string, what string, rows bigint, remedy string"
@@ -44,12 +44,12 @@ def check_tables(
     if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
         raise ConfigError(
             f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
-            f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
+            f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export the state again"
         )
     if manifest != manifest_of(found, old.query_id, {**manifest.rows, "operations": found.operations}):
         raise ConfigError(
-            f"tables={folder!r}: table 'counts', column 'manifest': 1 row is not what export_state writes of "
-            f"source={old.path!r}: copy it, or export its state again"
+            f"tables={folder!r}: table 'counts', column 'manifest', does not match the state of source={old.path!r}: "
+            f"{COPY_AGAIN}, or export the state again"
         )
     facts = found.found[0].facts
     roles = {role: facts["columns"][at] for role, at in facts["roles"].items()}
@@ -74,7 +74,7 @@ def _check_columns(folder: str, name: str, there: Mapping[str, str], wanted: Map
             f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state wrote them"
         )
     if more := [each for each in there if each not in wanted]:
-        raise ConfigError(f"tables={folder!r}: table {name!r} has columns of its own, {', '.join(more)}: drop them")
+        raise ConfigError(f"tables={folder!r}: table {name!r} has more columns, {', '.join(more)}: drop them")
 
 
 def _faults(name: str, rows: DataFrame, rules: TableRules) -> list[Fault]:

@@ -31,8 +31,8 @@ class Files:
         jvm = getattr(spark, "_jvm", None)
         if jvm is None:
             raise ConfigError(
-                "spark is a session of Spark Connect, which cannot place files: move the checkpoint in a session on "
-                "the cluster itself, with spark-submit or spark-purgatory move"
+                "spark is a session of Spark Connect, which cannot write single files: move the checkpoint in a "
+                "session on the cluster itself, with spark-submit or spark-purgatory move"
             )
         self._jvm: Any = jvm
         self._conf: Any = spark._jsc.hadoopConfiguration()

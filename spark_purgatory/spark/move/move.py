@@ -178,8 +178,8 @@ def move_checkpoint(
         imported = import_tables(spark, tables, old, query=query, partitions=partitions, at=f"{work}/{MADE}")
         if imported != waits:
             raise BugError(
-                f"conservation: {waits:,} operations waited before the move and {imported:,} after it; the old "
-                "checkpoint is unchanged, and its query can continue"
+                f"{waits:,} operations waited before the move, but {imported:,} after it. The old checkpoint is "
+                "unchanged, so its query can continue"
             )
         reached("imported")
         progress(f"imported {imported:,} operations")

@@ -42,8 +42,8 @@ class OldCheckpoint:
         commits, begun = (batches_in(files, f"{path}/{name}") for name in ("commits", "offsets"))
         if not commits:
             raise ConfigError(
-                f"{field}={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
-                "run. A query that has not run can be started with any settings"
+                f"{field}={path!r} has no committed micro-batch, so there is no state to take over: name the "
+                "checkpointLocation of a query that has run. A new query needs no move: start it with any settings"
             )
         last = commits[-1]
         try:
@@ -100,9 +100,7 @@ def check_target(spark: SparkSession, files: Files, source: str, target: str, ta
     """Raise ConfigError if a new checkpoint cannot be made at ``target``."""
     for name, other in (("source", source), ("tables", tables)):
         if other is not None and lie_in_each_other(target, other):
-            raise ConfigError(
-                f"target={target!r} and {name}={other!r} lie in each other: give target a folder of its own"
-            )
+            raise ConfigError(f"target={target!r} and {name}={other!r} overlap: give target a folder of its own")
     if found := ENCODED.findall(target):
         raise ConfigError(
             f"target={target!r} contains {', '.join(map(repr, dict.fromkeys(found)))}, and Spark's reader of state "

@@ -77,18 +77,13 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
     Raises ConfigError if no micro-batch is committed, and the errors of `shard_states`.
     """
     states = shard_states(spark, checkpoint)
-    if states is None:
+    told = [] if states is None else told_by_states(states.whole, partial(_facts, spec))
+    if states is None or not told:
         raise ConfigError(
-            f"checkpoint={checkpoint!r}: no micro-batch is committed yet, so there is nothing to move: start the query "
-            "with any settings"
+            f"checkpoint={checkpoint!r} has no state yet, so there is nothing to move or export: start the query with "
+            "any settings"
         )
-    found = [ShardFacts(**told) for told in told_by_states(states.whole, partial(_facts, spec))]
-    if not found:
-        raise ConfigError(
-            f"checkpoint={checkpoint!r}: no shard has state yet, so there is nothing to move: start the "
-            "query with any settings"
-        )
-    return Survey(states, found)
+    return Survey(states, [ShardFacts(**each) for each in told])
 
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:

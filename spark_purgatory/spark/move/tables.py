@@ -47,6 +47,7 @@ FORMAT = 1
 COUNTS = "counts"
 SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}
 """The number of each table in the exchange."""
+COPY_AGAIN = "copy table 'counts' from the export again, unchanged"
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 ROW = "row"
 """The column with the number of each row."""
@@ -98,7 +99,7 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
     files = Files(spark)
     checkpoint, folder = (absolute(spark, path.rstrip("/")) for path in (checkpoint, folder))
     if lie_in_each_other(folder, checkpoint):
-        raise ConfigError(f"folder={folder!r} and checkpoint={checkpoint!r} lie in each other: give another folder")
+        raise ConfigError(f"folder={folder!r} and checkpoint={checkpoint!r} overlap: give another folder")
     with reaching("folder", folder):
         if files.names(folder):
             raise ConfigError(f"folder={folder!r} is not empty: give a folder that does not exist yet")
@@ -173,10 +174,10 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
     """Return the manifest of an export. Raises ConfigError if it is missing, was edited, or has another format."""
     table, where = read_table(spark, folder, COUNTS), f"tables={folder!r}: table 'counts'"
     if table.schema.simpleString() != spark.createDataFrame([], COUNTS_DDL).schema.simpleString():
-        raise ConfigError(f"{where} has other columns than {COUNTS_DDL}: copy it as export_state wrote it")
+        raise ConfigError(f"{where} does not have the columns {COUNTS_DDL}: {COPY_AGAIN}")
     rows = table.collect()
     if len(rows) != 1:
-        raise ConfigError(f"{where}, column 'manifest': {len(rows):,} rows, but one is exported: copy only that one")
+        raise ConfigError(f"{where} has {len(rows):,} rows, but export_state writes one: {COPY_AGAIN}")
     [row] = rows
     if row["format"] != FORMAT:
         raise ConfigError(
@@ -187,7 +188,7 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
         manifest = Manifest(**json.loads(row["manifest"]))
         return replace(manifest, rows={name: int(manifest.rows[name]) for name in TABLES})
     except (LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}, column 'manifest': 1 row is not as export_state wrote it: copy it") from error
+        raise ConfigError(f"{where}, column 'manifest', cannot be read, so it was edited: {COPY_AGAIN}") from error
 
 
 def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:

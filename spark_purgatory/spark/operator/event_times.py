@@ -64,7 +64,7 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     elif isinstance(value, Column):
         instant = value.try_cast(T.TimestampType())
     else:
-        raise ConfigError(f"{field}={value!r} is not a time: give a datetime, a date or a timestamp's text")
+        instant = F.lit(None).cast(T.TimestampType())
     try:
         ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]
     except AnalysisException:

@@ -37,7 +37,7 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
         name = given if given in names else last
         if name.lower() in fixed | {each.lower() for each in carried}:
             raise ConfigError(
-                f"completions.columns={given!r}: an event in an outcome has a field {name!r} already; rename the "
+                f"completions.columns={given!r} would give the events of an outcome two fields {name!r}: rename the "
                 "column before resolve()"
             )
         carried[name] = given

@@ -77,7 +77,7 @@ def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operatio
             _check_names(kind.names, path, case_sensitive or bool(path), side)
         for refused, remedy in CASTS.items():
             if isinstance(kind, refused):
-                raise ConfigError(f"{column}, which Spark does not hand over to Python and take back: {remedy}")
+                raise ConfigError(f"{column}, which Spark cannot pass to Python and back: {remedy}")
         if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.NullType):
             raise ConfigError(f"{column}, whose keys have no type: cast it, for example to map<string,string>")
     fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)

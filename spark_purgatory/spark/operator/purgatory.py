@@ -61,8 +61,8 @@ def _is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
         )
     if broadcast and options.orphans != "none":
         raise ConfigError(
-            f"orphans={options.orphans!r} cannot work if operations have several keys: each shard gets all events, and "
-            "no shard knows if another one has the operation; give scope= or shards=1"
+            f"orphans={options.orphans!r} cannot work if operations have several keys, because each shard gets all "
+            "events and does not see if another one has the operation: give scope= or shards=1"
         )
     return broadcast
 

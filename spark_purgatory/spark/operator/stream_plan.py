@@ -63,9 +63,10 @@ AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "d
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
 ROUTING = ("shards", "host", "route")
+BY_TABLE = "write its outcomes to a table and give a second query a stream that reads it"
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
-    "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event once",
+    ". Or leave it out: an id that comes again is a DUPLICATE, and completions.event_id counts an event once",
 )
 
 
@@ -151,8 +152,8 @@ def check_inputs(operations: DataFrame, waits: Operations, completions: DataFram
         _check_input(frame, given)
     if waits.outcomes_of is not None and completes.outcomes_of is not None:
         raise ConfigError(
-            "operations.outcomes_of and completions.outcomes_of are both set, so no input would have a watermark of "
-            "its own: write the outcomes of one of the two purgatories to a table, and read that table here"
+            "operations.outcomes_of and completions.outcomes_of are both set, but one input must have a watermark of "
+            "its own: write the outcomes of one purgatory to a table, and give resolve() a stream that reads it"
         )
 
 
@@ -163,8 +164,8 @@ def _check_input(frame: DataFrame, given: Operations | Completions) -> None:
     for node in (plan[i] for i in own if _keeps_state(plan, i)):
         raise ConfigError(
             f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory after it may "
-            "wait for the watermark for ever: write the stream to a table, and read that table here in a query of its "
-            f"own{INSTEAD.get(node.name, '')}"
+            "wait for the watermark for ever: write the stream to a table, and give a second query with the purgatory "
+            f"a stream that reads it{INSTEAD.get(node.name, '')}"
         )
     for node in (plan[i] for i in own if plan[i].name == "EventTimeWatermark"):
         column = WATERMARKED.search(node.detail)
@@ -194,20 +195,20 @@ def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, s
     if first is not None and first.host != LOG_HOST:
         raise ConfigError(
             f"{side} are outcomes of a purgatory with host={first.host!r}, after which Spark runs no other in the "
-            "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
+            f"query: give that purgatory host='transformWithState', or {BY_TABLE}"
         )
     if first is not None and given.idle_after is not None:
         raise ConfigError(
-            f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
+            f"{side}.idle_after: outcomes of a purgatory have its watermark. Set idle_after= on its own inputs"
         )
     for name, host in found.items():
         if first is not None and name == first.name:
             continue
-        ways = "write its outcomes to a table and read it here"
+        ways = BY_TABLE
         if first is None:
-            other = "" if host == LOG_HOST else "that purgatory host='transformWithState', and "
-            ways = f"give {other}{side}.outcomes_of= that purgatory, or {ways}"
-        raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
+            other = "" if host == LOG_HOST else "give that purgatory host='transformWithState', and "
+            ways = f"{other}set {side}.outcomes_of= to that purgatory, or {ways}"
+        raise ConfigError(f"{side}: the stream contains outcomes of the purgatory {name!r} with host={host!r}: {ways}")
     if first is not None and first.name not in found:
         raise ConfigError(
             f"{side}.outcomes_of names the purgatory {first.name!r}, but the stream does not come out of it: leave "
@@ -242,7 +243,7 @@ def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
             found.append(Query(spec, *(said[name] for name in ROUTING)))
     if needed and not found:
         raise ConfigError(
-            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
+            "outcomes do not come out of a purgatory: give what Purgatory.resolve returned, or a stream made of it"
         )
     return found
 

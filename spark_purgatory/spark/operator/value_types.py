@@ -45,7 +45,7 @@ def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[
         if isinstance(kind, DOUBLE_TYPES) and scale_of(number) == LARGEST_SCALE:
             raise ConfigError(
                 f"{field} is {kind.simpleString()}, and completions.value {value.simpleString()}: a double cannot be "
-                f"rounded up to 38 digits, cast {field} to a decimal"
+                f"rounded up to 38 digits. Cast {field} to a decimal"
             )
     return number
 

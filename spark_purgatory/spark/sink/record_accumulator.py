@@ -211,7 +211,7 @@ class RecordAccumulator(SinkOptions):
             if not self.table_exists(spark):
                 raise ConfigError(
                     f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
-                    "waited for linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
+                    "waited for linger. Call table_exists() first, or read(staged=True) for the rows that wait"
                 )
             return self._target(spark).read(spark)
         if checkpoint is None:
@@ -238,9 +238,9 @@ class RecordAccumulator(SinkOptions):
 
     def _refuse(self, df: DataFrame, checkpoint: str) -> None:
         if not hasattr(df, "isStreaming"):
-            raise ConfigError(f"write_stream takes a streaming DataFrame, not a {type(df).__name__}: spark.readStream")
+            raise ConfigError(f"df is a {type(df).__name__}, not a streaming DataFrame: read one with spark.readStream")
         if not df.isStreaming:
-            raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
+            raise ConfigError("df is a batch DataFrame, and write_stream takes a streaming one: write it with df.write")
         if self._started and self._started[-1].isActive:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another accumulator")
         require_name(checkpoint, "checkpoint")

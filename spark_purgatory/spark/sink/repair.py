@@ -64,7 +64,7 @@ def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
 def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entries: list[LogEntry]) -> Conflict:
     if not name.startswith("intent="):
         raise StagingError(
-            f"the entries {', '.join(entry.path for entry in entries)} differ, and no table tells which is true. Bring "
+            f"the entries {', '.join(entry.path for entry in entries)} differ, and nothing shows which is true. Bring "
             f"the checkpoint's folder 'staging' back from a copy, or {START_OVER}"
         )
     number = int(name.partition("=")[2])
@@ -82,8 +82,8 @@ def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entrie
         why = f"version {commit.version} of table {target} is its commit"
     elif not history.is_whole_since(since):
         raise StorageError(
-            f"the history of table {target} was cut since {name}, so it does not show whether "
-            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. To go on, {START_OVER}"
+            f"the history of table {target} was cut after drain {number} began, so it does not show whether "
+            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed: {START_OVER}"
         )
     else:
         true = max(entries, key=lambda entry: (entry.body["last_batch"], entry.body["run"]))

@@ -44,7 +44,7 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
     if ledger.schema is None:
         raise ConfigError(
             f"table {target} does not exist yet, and no row is staged for it: its query has not had a micro-batch with "
-            "rows. Ask exists() before, or read again later"
+            "rows. Call table_exists() first, or read again later"
         )
     columns = StagedColumns.of(ledger.schema)
     if not pieces:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import (
-    START_OVER,
+    RESTORE_STATE,
     StagingError,
     StateError,
     StateUnreadableError,
@@ -51,8 +51,6 @@ _STATE = re.compile(
     r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/"
 )
 STOPPED = "java.lang.InterruptedException"
-RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {START_OVER}"
-"""The remedy if a query's state is missing or damaged."""
 
 
 def is_lasting(error: BaseException) -> bool:

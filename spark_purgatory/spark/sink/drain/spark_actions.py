@@ -70,8 +70,8 @@ class SparkActions:
                 return Failed(said, isinstance(error, AnalysisException), is_lasting(error))
             ended = f"failed ({ledger.failure.said})" if ledger.failure else "ended"
             raise StorageError(
-                f"drain {action.intent.number} to table {self.target} {ended}, and the table cannot be read to find "
-                f"it: {said}. Nothing was lost. Mend the table and start again"
+                f"drain {action.intent.number} to table {self.target} {ended}, and the table cannot be read to see if "
+                f"it was committed: {said}. Nothing was lost. Repair the table and start again"
             ) from None
 
     def _carry_out(self, action: do.Action, ledger: Ledger, work: do.Work) -> do.Result:
@@ -175,8 +175,8 @@ class SparkActions:
         if now != then:
             raise StagingError(
                 f"{self.folder}/{path} holds {now}{which}, but held {then} when it was staged: it was damaged or "
-                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop them and bring "
-                f"it back, or {START_OVER}"
+                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop that writer "
+                f"and bring it back from a copy, or {START_OVER}"
             )
 
     def _measured(self, spark: SparkSession, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:
@@ -185,7 +185,7 @@ class SparkActions:
         except AnalysisException as error:
             raise StagingError(
                 f"a {what} is missing below {self.folder}, one of {len(paths)}: {sentence_of(error)}. Nothing was "
-                f"committed. Bring it back, or {START_OVER}"
+                f"committed. Bring it back from a copy, or {START_OVER}"
             ) from error
 
     # --- a drain -------------------------------------------------------------------------------------------------

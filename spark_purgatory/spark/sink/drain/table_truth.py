@@ -131,8 +131,8 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
         if not history.is_whole_since(before):
             raise errors.StorageError(
                 f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
-                f"while drain {intent.number} was written, so it does not show if a version after {before} is that "
-                f"drain. Staged rows wait. {history.words.keep}, and start again"
+                f"while drain {intent.number} was written, so it does not show whether the drain was committed after "
+                f"version {before}. Staged rows wait. {history.words.keep}, and start again"
             )
         what = "was committed before the table's history was cut: the table skipped it"
         LOG.warning(f"table {names.table}, drain {intent.number} {what}")

@@ -197,8 +197,8 @@ class Ledger:
         if (found := Contents.of(staged)) != record:
             raise StagingError(
                 f"{last[0]} in the staging folder holds {found} in {len(staged)} pieces, but its record says {record}: "
-                "a file was removed, emptied, replaced or damaged. Nothing was written. Bring the folder back, "
-                f"or {START_OVER}"
+                "a file was removed, emptied, replaced or damaged. Nothing was written. Bring the folder back "
+                f"from a copy, or {START_OVER}"
             )
         return staged
 

@@ -173,7 +173,7 @@ def reading(what: str, folder: str = "") -> Iterator[None]:
         if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
-            f"one of {what} cannot be read: {fault}. Nothing was committed. Bring the file back, or {START_OVER}"
+            f"one of {what} cannot be read: {fault}. Nothing was committed. Bring it back from a copy, or {START_OVER}"
         ) from None
 
 
@@ -181,7 +181,7 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
     """Return a whole staged file as a piece, from its path alone."""
     match = _FILE.search(path)
     if match is None:
-        raise StagingError(f"{path} is not a staged file: remove files that others have put into the staging folder")
+        raise StagingError(f"{path} is in the staging folder but has not the name of a staged file: move it elsewhere")
     epoch, batch_id, run = map(int, match.groups())
     return Piece("", match[0], 0, 0, batch_id, epoch=epoch, staged_ms=staged_ms, run=run)
 
@@ -254,7 +254,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             raise
         raise StagingError(
             f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
-            f"written. Bring the folder back, or {START_OVER}"
+            f"written. Bring the folder back from a copy, or {START_OVER}"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
     checked = F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean"))

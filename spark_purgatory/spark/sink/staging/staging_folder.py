@@ -223,8 +223,8 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         ):
             if version > FORMAT:
                 raise StagingError(
-                    f"{path} has format {version} and this version of spark_purgatory reads up to {FORMAT}: nothing "
-                    "was written. Run the release that wrote the checkpoint, or a later one"
+                    f"{path} has format {version}, but this release of spark_purgatory reads formats up to {FORMAT}. "
+                    "Nothing was written. Run the release that wrote the checkpoint, or a later one"
                 )
             found = _ENTRY.search(path)
             return LogEntry(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
@@ -232,5 +232,5 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         pass
     raise StagingError(
         f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "
-        "was written. Restore the file from a copy; the staged rows are beside it in plain Parquet"
+        "was written. Restore the file from a copy; the staged rows are next to it in plain Parquet"
     )

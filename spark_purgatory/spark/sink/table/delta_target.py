@@ -94,7 +94,7 @@ class DeltaTarget(Target):
         if (retention := properties.get(FORGETS)) is not None:
             raise TableForgetsError(
                 f"table {self} has {FORGETS} = {retention!r}: after that time it would take rows a second time. "
-                f"Nothing was written, staged rows wait. ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
+                f"Nothing was written, and staged rows wait. Run ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
             )
         folders, features = tuple(detail["partitionColumns"]), tuple(detail["tableFeatures"] or ())
         is_mapped = properties.get(COLUMN_MAPPING, "none") != "none"
@@ -115,15 +115,15 @@ class DeltaTarget(Target):
             raise SchemaMismatchError(
                 f"the history of table {self} does not show renames of columns since version {columns.version}, whose "
                 f"names the staged rows have ({listed((columns.there or columns.rows).names)}): it was cut, or "
-                "restored to a time. Nothing was written; rows that are staged already wait. If no column was renamed "
+                "restored to a time. Nothing was written, and staged rows wait. If no column was renamed "
                 f"or dropped since then, say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
                 f"'{columns.version}'), and start again"
             ) from None
         if lost:
             raise SchemaMismatchError(
-                f"table {self} has dropped {', '.join(lost)}, which the staged rows have, and has given the name to "
-                "another column. Nothing was written; rows that are staged already wait. Rename that column back, add "
-                "the one that was dropped again (ALTER TABLE ... ADD COLUMNS), and start again"
+                f"in table {self} {', '.join(lost)}, which the staged rows have, was dropped, and another column was "
+                "given its name. Nothing was written, and staged rows wait. Rename that column back, add the dropped "
+                "one again (ALTER TABLE ... ADD COLUMNS), and start again"
             )
         return columns.at(history, names)
 
@@ -211,12 +211,12 @@ class DeltaTarget(Target):
         are_old = (
             {".".join(path) for path in common} if is_as_before else {old for old in renamed if old.lower() in lacking}
         )
-        if changes := [f"{old} is {renamed[old]}" for old in renamed if old in are_old]:
+        if changes := [f"{old} is now {renamed[old]}" for old in renamed if old in are_old]:
             raise SchemaMismatchError(
-                f"columns of table {self} were renamed: {', '.join(changes)} now. Nothing was started. Rename them in "
-                "the stream too: withColumnsRenamed, behind resolve() if there is one. If that is done, and the stream "
-                "has the same names in another sense, give its columns another order: select. Rows that are staged go "
-                "to the renamed columns by themselves"
+                f"columns of table {self} were renamed: {', '.join(changes)}. Nothing was started, and staged rows go "
+                "to the renamed columns by themselves. Rename the columns of the stream too, after resolve(), with "
+                "withColumnsRenamed. If this is done, but the names are still those of before, as after a swap of two, "
+                "change the order of the stream's columns with select"
             )
         return True
 

@@ -272,7 +272,7 @@ class IcebergTarget(Target):
             raise SchemaMismatchError(
                 f"Iceberg table {self} has columns of the staged rows in another order than when they were staged: "
                 "columns were moved, or renamed to each other's names, and Iceberg does not show which. Nothing was "
-                "written; rows that are staged already wait. If each column still means what its name meant, say so: "
+                "written, and staged rows wait. If each column still means what its name meant, say so: "
                 f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
             )
         return replace(columns, version=now)

@@ -54,15 +54,15 @@ def place_of_name(spark: SparkSession, table: str) -> str | None:
     schema = sql_name(catalog, *namespace)
     if not spark.catalog.databaseExists(schema):
         raise ConfigError(
-            f"table={table!r}: there is no schema {schema}. Nothing was started. CREATE SCHEMA {schema}, or "
+            f"table={table!r}: there is no schema {schema}. Nothing was started. Run CREATE SCHEMA {schema}, or "
             "correct the name"
         )
     if catalog != SESSION_CATALOG:
         return None
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise ConfigError(
-            f"table={table!r}: {SESSION_CATALOG} makes no table of such a name, only of letters from a to z, digits "
-            "and _. Nothing was started. Give another name, or a path"
+            f"table={table!r}: in {SESSION_CATALOG} a table's name has only letters from a to z, digits and _. "
+            "Nothing was started. Give another name, or a path"
         )
     try:
         facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}

@@ -220,7 +220,7 @@ class Target(ABC):
             has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
             raise SchemaMismatchError(
                 f"table {self} has {has} of the stream: it looks like another table. It has {listed(there.names)}; it "
-                f"lacks {listed(strange)}. Nothing was written; rows that are staged already wait. Name the "
+                f"lacks {listed(strange)}. Nothing was written, and staged rows wait. Name the "
                 "stream's own table, or one that does not exist yet, which the first drain makes. If it is the right "
                 f"table, add the columns to it{or_adding}, and start again"
             )
@@ -239,8 +239,8 @@ class Target(ABC):
         if faults:
             lacks, remedies = zip(*faults, strict=True)
             raise SchemaMismatchError(
-                f"table {self} {' and '.join(lacks)}, which the rows have. Nothing was written; rows that are staged "
-                f"already wait. {'. '.join(remedies)}"
+                f"table {self} does not fit the rows: it {' and '.join(lacks)}. Nothing was written, and staged rows "
+                f"wait. {'. '.join(remedies)}"
             )
 
 
