@@ -1,0 +1,75 @@
+"""The driver that is killed: ``python -m tests.support.killed_child FOLDER HOST[,HOST] [--end]``.
+
+It has a query for each host, whose table, checkpoint and file ``started`` are in a folder of the host's name; the
+sources are beside these. With ``--end`` it reads what is there, and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import (
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+)
+from tests.support.crash_child import builder_with
+from tests.support.places_world import TIMEOUT_S
+
+DELAY = "12 minutes"
+"""A payment may come ten minutes of event time before the last of the file after it."""
+TIMES = {"orders": "ordered_at", "payments": "paid_at"}
+
+
+def session(folder: Path) -> SparkSession:
+    """A session in a process of its own; an earlier one in this folder has noted its jars."""
+    spark = builder_with(SparkSession.builder.master("local[2]"), folder).getOrCreate()
+    (folder / "jars.txt").write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
+    return spark
+
+
+def outcomes(spark: SparkSession, folder: Path, host: Any, files: int = 1) -> DataFrame:
+    """Orders and payments of a `World`, so many files of each in a micro-batch."""
+    purgatory = Purgatory(
+        operations=Operations(
+            id="order_id", keys="order_id", created="ordered_at", timeout=f"{TIMEOUT_S} seconds", watermark=DELAY
+        ),
+        completions=Completions(key="order_id", time="paid_at", watermark=DELAY),
+        criterion=criteria.any_key(),
+        emit="final",
+        shards=2,
+        host=host,
+    )
+    orders, payments = (
+        spark.readStream.schema(f"order_id string, {time} timestamp")
+        .option("maxFilesPerTrigger", files)
+        .json(str(folder / name))
+        for name, time in TIMES.items()
+    )
+    return purgatory.resolve(orders, payments)
+
+
+def main() -> None:
+    """Run until killed, or to the end."""
+    folder, hosts, *rest = sys.argv[1:]
+    spark = session(Path(folder))
+    trigger = {"availableNow": True} if rest else {"processingTime": "0 seconds"}
+    queries = []
+    for host in hosts.split(","):
+        place = Path(folder, host)
+        sink = RecordAccumulator(path=str(place / "table"), batch_size="64 KiB", linger="3 seconds")
+        rows = outcomes(spark, Path(folder), host)
+        (place / "started").touch()
+        queries.append(sink.write_stream(rows, checkpoint=str(place / "checkpoint"), trigger=trigger))
+    for query in queries:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
