@@ -118,6 +118,11 @@ MAX_SAID = 300
 _OWN = re.compile(
     r"(?:^[ \t]*|\[USER_RAISED_EXCEPTION\] )spark_purgatory\.errors\.(\w+): (.*?)(?: SQLSTATE: \w+)*$", re.MULTILINE
 )
+# An assertion of ours in a traceback.
+_BROKEN = re.compile(
+    r'^  File "[^"\n]*\bspark_purgatory\b[^"\n]*", line \d+, in \S+\n(?: {3,}.*\n)*AssertionError: bug: ([^\n]+)',
+    re.MULTILINE,
+)
 # The last call of a Python traceback, and the class of the exception. The text after it may be anything.
 _TRACEBACK = re.compile(
     r'^  File "([^"\n]*)", line (\d+), in (\S+)\n(?: {3,}.*\n|  \[Previous .*\n)*'
@@ -214,10 +219,11 @@ def own_error(error: BaseException) -> PurgatoryError | None:
     """Return the error of this package that an error is or has in its text; None if there is none."""
     if isinstance(error, PurgatoryError):
         return error
-    for name, said in reversed(_OWN.findall(_text(error))):
+    text = _text(error)
+    for name, said in reversed(_OWN.findall(text)):
         if isinstance(kind := globals().get(name), type) and issubclass(kind, PurgatoryError):
             return again(name, said)
-    return None
+    return BugError(broken[-1]) if (broken := _BROKEN.findall(text)) else None
 
 
 def again(name: str, said: str) -> PurgatoryError:

@@ -59,8 +59,10 @@ def require_column(value: object, field: str) -> None:
 
 
 def checked_names(given: object, field: str) -> tuple[str, ...]:
-    """Return names of columns as a tuple. Raises ConfigError unless each is a text that is given once."""
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    """Return names of columns as a tuple; None is no name. Raises ConfigError unless each is a text, given once."""
+    if given is None:
+        return ()
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{field}={given!r} must be names of columns, each once")
     return names
@@ -132,8 +134,9 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
 
 def near(name: str, names: Iterable[str]) -> str:
     """Return ``, did you mean 'timeout'?``, or nothing if no name is near."""
-    found = difflib.get_close_matches(name, list(names), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
+    lower = {each.lower(): each for each in names}
+    found = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f", did you mean {lower[found[0]]!r}?" if found else ""
 
 
 def not_a_column(field: str, name: str, names: Sequence[str]) -> ConfigError:

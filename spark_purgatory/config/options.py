@@ -117,9 +117,9 @@ class Completions(Options):
             ``extend`` event: seconds.
         kind: ``complete`` (or null), ``fail`` (the key has failed), ``cancel``, ``force`` (completes) or ``extend``
             (moves the deadline to the event's time + value). Without it all are ``complete``.
-        operation_id: If it is not null, the event applies to that operation alone, on the event's key. A control event
-            without a key applies to all keys of the operation, if operations have several keys or with ``scope``;
-            otherwise it is rejected.
+        operation_id: The event applies to that operation alone, on the event's key; if it is null, to every operation
+            on the key. A control event without a key applies to all keys of the operation, if operations have several
+            keys or with ``scope``; otherwise it is rejected.
         event_id: An event id counts once for an operation, however often and on whichever of its keys it is delivered.
             A key is satisfied by any delivery on it.
         columns: Columns of the events that outcomes carry in a struct ``event``: the key, time, value and event id of

@@ -27,7 +27,7 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.config import PurgatoryOptions, SinkOptions
-from spark_purgatory.config.declared import Names, options_of
+from spark_purgatory.config.declared import Names, checked_names, near, options_of
 from spark_purgatory.config.units import Duration, Size, parse_size
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
@@ -454,3 +454,11 @@ def test_a_list_for_one_column_says_how_several_become_one() -> None:
         Completions(key=["shop", "number"], time="at")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"completions\.key=None must be a column's name or a Column$"):
         Completions(key=None, time="at")  # type: ignore[arg-type]
+
+
+def test_no_names_of_columns_are_none() -> None:
+    assert checked_names(None, "completions.columns") == checked_names([], "completions.columns") == ()
+
+
+def test_a_name_that_differs_by_its_case_is_found() -> None:
+    assert near("test", ["sample_no", "TEST"]) == ", did you mean 'TEST'?"

@@ -17,6 +17,7 @@ from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events import cross_key_redelivery
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
+from spark_purgatory.core.events.event_log import FORGET_FLOOR
 from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
@@ -414,6 +415,17 @@ def test_forged_hashes_of_keys_ids_and_operations_change_no_outcome(bits: int) -
 
 def many_controls(kind: Callable[[int], str], n: int) -> list[Row]:
     return [ev("hot", 20_000 + i, kind=kind(i), value=0.001, event_id=f"e{i % (n // 2)}") for i in range(n)]
+
+
+@pytest.mark.parametrize("criterion", [criteria.any_key(), criteria.count(1), criteria.all_keys()])
+def test_many_completions_that_name_their_operations_are_counted_and_then_forgotten(criterion: Criterion) -> None:
+    spec, n = replace(ANY, criterion=criterion, event_ids=False), 3 * FORGET_FLOOR
+    shards, names = Shards(spec, restarts=random.Random(1)), [f"o{i}" for i in range(n)]
+    events = [ev("a", 15_000, operation_id=name) for name in names]
+    waiting = op("waiting", created=17_000)
+    outcomes = shards.run([([*map(op, names), waiting], events, 0), ([], [ev("a", 19_000, operation_id="no one")], 16)])
+    assert {(row["id"], row["status"]) for row in outcomes} == {(name, "COMPLETED") for name in names}
+    assert len(outcomes) == n and sum(map(len, shards.running[0].events.controls.logs.values())) < n
 
 
 def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_their_product(

@@ -47,6 +47,27 @@ def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sent
 
 
 @pytest.mark.parametrize(
+    ("file", "said", "shown"),
+    [
+        ("/lib/spark_purgatory/core/log.py", "bug: no value", "bug: no value; please report it with this message"),
+        (
+            "/lib/spark_purgatory/core/log.py",
+            "SECRET",
+            "AssertionError in read (/lib/spark_purgatory/core/log.py, line 8)",
+        ),
+        ("/jobs/parse.py", "bug: SECRET", "AssertionError in read (/jobs/parse.py, line 8)"),
+    ],
+)
+def test_an_assertion_of_ours_that_fails_in_a_worker_is_shown_and_asks_for_a_report(
+    file: str, said: str, shown: str
+) -> None:
+    frame = f'Traceback (most recent call last):\n  File "{file}", line 8, in read\n    assert x\n           ^\n'
+    error = RuntimeError(f"[STREAM_FAILED] Query: {frame}AssertionError: {said}\n SQLSTATE: 38000\n")
+    assert sentence_of(error) == shown
+    assert isinstance(own_error(error), BugError) == shown.startswith("bug")
+
+
+@pytest.mark.parametrize(
     ("message", "parameters", "shown"),
     [
         (

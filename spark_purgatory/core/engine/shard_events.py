@@ -69,10 +69,11 @@ class ShardEvents:
         self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: Callable[[], int]
     ) -> None:
         """Forget events up to the floor that no waiting operation needs; ``earliest_us`` is for those that name one."""
+        levels = self.spec.may_have(LEVELLED)
         if self.spec.criterion == any_key():
             # A waiting operation has no event that counts or, under final, only events ahead of the watermark.
             self.log.forget(floor_us)
         else:
-            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(LEVELLED))
+            self.log.forget(floor_us, needed_from, levels)
         if self.controls:
-            self.controls.forget(floor_us, needed_from, earliest_us())
+            self.controls.forget(floor_us, needed_from, earliest_us(), levels)

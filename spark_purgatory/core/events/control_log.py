@@ -136,12 +136,14 @@ class ControlLog:
         )
         return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions=extensions)
 
-    def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
+    def forget(
+        self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int, levels: bool
+    ) -> None:
         """Forget events up to the floor that no waiting operation needs, and named ones before ``earliest_us``."""
         for key, log in self.logs.items():
             if key.is_named:
-                levels = key.kind == EventKind.COMPLETE
-                log.forget(floor_us, lambda s: np.full(len(s.group_hash), earliest_us), levels)
+                has_levels = levels and key.kind == EventKind.COMPLETE
+                log.forget(floor_us, lambda s: np.full(len(s.group_hash), earliest_us), has_levels)
             else:
                 log.forget(floor_us, needed_from)
         self.drop_empty()

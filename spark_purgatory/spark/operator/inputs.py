@@ -17,7 +17,7 @@ from spark_purgatory.config.declared import ColumnLike, not_a_column
 from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.config.units import us_per
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.operator.engine_columns import EngineColumns
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
@@ -61,9 +61,8 @@ def field_of(frame: DataFrame, value: Any, label: str) -> Field:
         # Next to the columns and in a struct Spark refuses an aggregate or a generator, which is not a value of a row.
         kinds = frame.select("*", F.struct(column.alias("c")).alias("value")).schema[-1].dataType
     except AnalysisException as error:
-        condition = error.getCondition()
-        wrong, remedy = AMBIGUOUS if condition == "AMBIGUOUS_REFERENCE" else NO_VALUE
-        raise ConfigError(f"{label}={value!r} {wrong} (Spark: {condition}): {remedy}") from error
+        wrong, remedy = AMBIGUOUS if error.getCondition() == "AMBIGUOUS_REFERENCE" else NO_VALUE
+        raise ConfigError(f"{label}={value!r} {wrong} (Spark: {sentence_of(error)}): {remedy}") from error
     return Field(column, cast("T.StructType", kinds)[0].dataType)
 
 
