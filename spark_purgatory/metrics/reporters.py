@@ -88,9 +88,7 @@ def prometheus(
             server, _ = start_http_server(port, addr, into)
         except OSError as error:
             into.unregister(reporter)
-            raise ConfigError(
-                f"prometheus(port={port}) cannot listen there: {error.strerror}; choose another port"
-            ) from error
+            raise ConfigError(f"prometheus({port=}) cannot listen: {error.strerror}; choose another port") from error
         reporter.port = server.server_port
     return reporter
 

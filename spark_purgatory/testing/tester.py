@@ -196,7 +196,7 @@ class PurgatoryTester:
         fields = WAITING_FIELDS if self._now.plan is None else waiting_fields(self._now.plan.spec)
         added = [field.with_name(prefix + field.name) for field in fields]
         if clash := [field.name for field in added if field.name in columns.names]:
-            raise ConfigError(f"the operations have a column {', '.join(clash)}: use pending_table(prefix='waits_')")
+            raise ConfigError(f"operations have a column {', '.join(clash)}, like pending_table: set prefix='waits_'")
         schema = pa.schema([*columns, *added])
         if self._now.state is None or self._now.plan is None:
             return schema.empty_table()

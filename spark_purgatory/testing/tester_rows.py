@@ -80,7 +80,7 @@ class RowReader:
         column = rows[name].combine_chunks()
         if pa.types.is_timestamp(kind) and (kind.tz is None) != (getattr(column.type, "tz", None) is None):
             raise ConfigError(
-                f"{self.given}: column {name!r} is {column.type}, but {kind} in the first rows or the schema"
+                f"{self.given}: column {name!r} is {column.type}, but {kind} in the schema or first rows: give one type"
             )
         try:
             return column.cast(kind)

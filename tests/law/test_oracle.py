@@ -1269,7 +1269,7 @@ def test_the_watermark_stands_at_zero_until_both_sides_have_had_data() -> None:
 def test_a_row_that_can_never_be_on_time_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="a row at 0 us can never be on time"):
         splits(random.Random(1), [], [an_event("a", 0)], 2)
-    with pytest.raises(ValueError, match="n_batches=0 is below 1"):
+    with pytest.raises(ValueError, match="n_batches=0 must be at least 1"):
         splits(random.Random(1), [], [], 0)
     with pytest.raises(ValueError, match="events_delay_us=-1"):
         splits(random.Random(1), [], [], 1, events_delay_us=-1)

@@ -133,7 +133,9 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         paid = PAID.resolve(orders, payments)
         idle = replace(second, operations=replace(second.operations, idle_after="1 minute"))
-        with pytest.raises(ConfigError, match=r"operations\.idle_after: outcomes of a purgatory have its watermark"):
+        with pytest.raises(
+            ConfigError, match=r"operations\.idle_after is set, but outcomes have their purgatory's watermark"
+        ):
             idle.resolve(paid, shipments)
         with pytest.raises(ConfigError, match=r"name='payments' is taken"):
             replace(shipped("transformWithState"), name="payments").resolve(paid, shipments)

@@ -165,7 +165,7 @@ def test_a_prefix_keeps_evidence_apart_from_columns_of_the_operations(spark: Spa
             ["amount", "AMOUNT"],
             r"completions\.columns='AMOUNT' would give the events of an outcome two fields 'AMOUNT'",
         ),
-        (["months"], r"completions\.columns: column 'months' is interval year to month, which Spark does not hand"),
+        (["months"], r"completions\.columns: column 'months' is interval year to month, which Spark cannot pass"),
     ],
 )
 def test_columns_that_no_outcome_can_carry_are_refused_by_name(

@@ -412,9 +412,7 @@ def test_a_port_that_is_taken_is_said_before_a_query_starts(spark: SparkSession,
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         config = demo_config(tmp_path).model_copy(update={"metrics": MetricsOutput(prometheus_port=port)})
-        with pytest.raises(
-            ConfigError, match=rf"prometheus\(port={port}\) cannot listen there: Address already in use"
-        ):
+        with pytest.raises(ConfigError, match=rf"prometheus\(port={port}\) cannot listen: Address already in use"):
             run(spark, config, Console(file=StringIO()), StopRequest())
     assert [path.name for path in tmp_path.iterdir()] == ["landing"], "no checkpoint and no table was made"
 

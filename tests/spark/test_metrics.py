@@ -184,5 +184,5 @@ def test_what_cannot_work_is_said_at_once(spark: SparkSession, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"json_lines.*cannot be written: No such file"):
         metrics.json_lines(tmp_path / "none" / "lines")
     first = metrics.prometheus(0, addr="127.0.0.1", registry=CollectorRegistry())
-    with pytest.raises(ConfigError, match="cannot listen there: Address already in use; choose another port"):
+    with pytest.raises(ConfigError, match="cannot listen: Address already in use; choose another port"):
         metrics.prometheus(first.port, addr="127.0.0.1", registry=CollectorRegistry())

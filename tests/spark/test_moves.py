@@ -38,10 +38,10 @@ def with_manifest(rows: DataFrame, old: str, new: str) -> DataFrame:
 
 
 SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
-    ("operations", "table 'operations' lacks created_us bigint", lambda rows: rows.drop("created_us")),
+    ("operations", "table 'operations' must have created_us bigint", lambda rows: rows.drop("created_us")),
     (
         "operations",
-        "table 'operations' lacks late boolean",
+        "table 'operations' must have late boolean",
         lambda rows: rows.withColumn("late", F.col("late").cast("string")),
     ),
     (

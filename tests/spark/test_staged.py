@@ -84,7 +84,7 @@ def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_cou
     book.adopt([earlier, later], before=1)
     assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
     assert book.run.number == 2, "the run that reads this is a later one"
-    with pytest.raises(StagingError, match=r"holds 4 rows .checksum 11. in 1 pieces, but its record says 5 rows"):
+    with pytest.raises(StagingError, match=r"holds 4 rows .checksum 11. in 1 pieces, but 5 rows"):
         ledger(drained, record(earlier), record(later)).adopt([earlier, replace(later, rows=4)], before=1)
     book = ledger(drained, record(earlier))
     book.adopt([earlier, later], before=1)

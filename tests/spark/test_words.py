@@ -175,7 +175,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(changes: dict[str, Any],
 FIRST_ON_THE_DEFAULT_HOST = (
     r"^completions: .* outcomes of the purgatory 'spark_purgatory' .*: "
     r"give that purgatory host='transformWithState', and set completions\.outcomes_of= to that purgatory, "
-    r"or write its outcomes to a table and give a second query a stream that reads it"
+    r"or write its outcomes to a table that a second query reads"
 )
 
 

@@ -140,7 +140,10 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
         first_of(HOSTS[0]),
         "contains outcomes of the purgatory 'payments' .*: give that purgatory host='transformWithState'",
     ),
-    "a purgatory on the other": (first_of(HOSTS[1]), "holds .*: give operations.outcomes_of= that purgatory, or write"),
+    "a purgatory on the other": (
+        first_of(HOSTS[1]),
+        "contains .*: set operations.outcomes_of= to that purgatory, or write",
+    ),
 }
 """What is done to operations, and what the error says whatever is done to them afterwards."""
 
@@ -264,7 +267,7 @@ def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp
         both = replace(
             SHIPPED, completions=Completions(key="key", time="resolved_at", outcomes_of=PAID, watermark="0 seconds")
         )
-        with pytest.raises(ConfigError, match=r"no input would have a watermark of its own"):
+        with pytest.raises(ConfigError, match=r"one input must have a watermark of its own"):
             both.resolve(paid, paid)
     with pytest.raises(ConfigError, match=r"completions\.outcomes_of='payments' must be the Purgatory"):
         replace(PAID, completions=Completions(key="key", time="time", outcomes_of="payments", watermark="0 seconds"))  # type: ignore[arg-type]

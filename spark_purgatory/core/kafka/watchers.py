@@ -60,7 +60,8 @@ class Watchers:
         if entries + len(keys) >= MAX_ROWS:
             asked = entries + len(keys)
             raise LimitError(
-                f"a shard would have {asked:,} watch entries, and the most is {MAX_ROWS:,}: use more shards"
+                f"a shard would have {asked:,} watch entries, and the most is {MAX_ROWS:,}: use more shards "
+                "(spark-purgatory move)"
             )
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)

@@ -214,7 +214,7 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
         return False
     if said is not None and said["value"] == UNFINISHED:
         raise ConfigError(
-            f"checkpoint={checkpoint!r} is an unfinished move: run the move again. The old checkpoint is as it was"
+            f"checkpoint={checkpoint!r} is an unfinished move: run the move again. The old checkpoint is unchanged"
         )
     return True
 
@@ -227,7 +227,7 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
         is_there = any("/state/" in file for file in files_in(spark, checkpoint, "state"))
         gone = "files of its folder 'state/0/_metadata' are gone" if is_there else "its folder 'state' is gone or empty"
         raise StateUnreadableError(
-            f"checkpoint={checkpoint!r} has committed micro-batches and no state of any query: {gone}: {RESTORE_STATE}."
+            f"checkpoint={checkpoint!r} has committed micro-batches but no state, because {gone}: {RESTORE_STATE}."
             " If its query never had a purgatory, name the checkpointLocation of the query that writes the purgatory's "
             "outcomes"
         )

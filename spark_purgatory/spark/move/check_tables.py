@@ -71,7 +71,7 @@ def check_tables(
 def _check_columns(folder: str, name: str, there: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     if wrong := [f"{each} {kind}" for each, kind in wanted.items() if there.get(each) != kind]:
         raise ConfigError(
-            f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state wrote them"
+            f"tables={folder!r}: table {name!r} must have {', '.join(wrong)}: write the columns as export_state did"
         )
     if more := [each for each in there if each not in wanted]:
         raise ConfigError(f"tables={folder!r}: table {name!r} has more columns, {', '.join(more)}: drop them")

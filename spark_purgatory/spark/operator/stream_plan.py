@@ -63,7 +63,7 @@ AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "d
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
 ROUTING = ("shards", "host", "route")
-BY_TABLE = "write its outcomes to a table and give a second query a stream that reads it"
+BY_TABLE = "write its outcomes to a table that a second query reads"
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
     ". Or leave it out: an id that comes again is a DUPLICATE, and completions.event_id counts an event once",
@@ -164,8 +164,8 @@ def _check_input(frame: DataFrame, given: Operations | Completions) -> None:
     for node in (plan[i] for i in own if _keeps_state(plan, i)):
         raise ConfigError(
             f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory after it may "
-            "wait for the watermark for ever: write the stream to a table, and give a second query with the purgatory "
-            f"a stream that reads it{INSTEAD.get(node.name, '')}"
+            "wait for the watermark for ever: write the stream to a table, and read it in a second query that has the "
+            f"purgatory{INSTEAD.get(node.name, '')}"
         )
     for node in (plan[i] for i in own if plan[i].name == "EventTimeWatermark"):
         column = WATERMARKED.search(node.detail)
@@ -199,7 +199,7 @@ def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, s
         )
     if first is not None and given.idle_after is not None:
         raise ConfigError(
-            f"{side}.idle_after: outcomes of a purgatory have its watermark. Set idle_after= on its own inputs"
+            f"{side}.idle_after is set, but outcomes have their purgatory's watermark: set it on the purgatory's inputs"
         )
     for name, host in found.items():
         if first is not None and name == first.name:

@@ -90,8 +90,8 @@ def _looked_at(
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
-                    f"checkpoint={checkpoint!r} belongs to table {theirs}, but {target} has no row of its query: name "
-                    "the table as the query does"
+                    f"checkpoint={checkpoint!r} belongs to table {theirs}, and table {target} has no rows of its "
+                    f"query: name {theirs}"
                 )
             if found is not None:
                 raise found

@@ -175,8 +175,8 @@ class SparkActions:
         if now != then:
             raise StagingError(
                 f"{self.folder}/{path} holds {now}{which}, but held {then} when it was staged: it was damaged or "
-                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop that writer "
-                f"and bring it back from a copy, or {START_OVER}"
+                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop other "
+                f"writers and bring the file back from a copy, or {START_OVER}"
             )
 
     def _measured(self, spark: SparkSession, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:

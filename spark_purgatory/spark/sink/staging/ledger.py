@@ -196,7 +196,7 @@ class Ledger:
         staged, record = folders[last[0]], self.records[last[0]]
         if (found := Contents.of(staged)) != record:
             raise StagingError(
-                f"{last[0]} in the staging folder holds {found} in {len(staged)} pieces, but its record says {record}: "
+                f"{last[0]} in the staging folder holds {found} in {len(staged)} pieces, but {record} by its record: "
                 "a file was removed, emptied, replaced or damaged. Nothing was written. Bring the folder back "
                 f"from a copy, or {START_OVER}"
             )

@@ -232,5 +232,5 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         pass
     raise StagingError(
         f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "
-        "was written. Restore the file from a copy; the staged rows are next to it in plain Parquet"
+        "was written. Restore the file from a copy. Without one, read the staged rows from the Parquet files next to it"
     )

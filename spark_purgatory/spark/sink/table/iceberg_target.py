@@ -80,7 +80,7 @@ class IcebergTarget(Target):
         raise ConfigError(
             f"this Spark session cannot write Iceberg table {self}: it has no spark.sql.extensions={EXTENSION}. "
             f"Nothing was started. Start the session, or the server of Spark Connect, with this setting, those of your "
-            f"catalog, and {has}. Settings of a session that runs cannot be changed"
+            f"catalog, and {has}. They cannot be set in a running session"
         )
 
     def exists(self, spark: SparkSession) -> bool:
