@@ -1,7 +1,7 @@
 """Histories for as long as you like: ``python -m tests.simulation [--minutes M] [--seeds FIRST[-END]] [--bug NAME]``.
 
 A failing history is printed as a list of its fewest steps. ``--bugs`` plants each known fault, and prints after how
-many histories it was found.
+many histories it was found. ``--cells`` plays each check in each scenario.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 from itertools import count
 
+from tests.simulation.cells import table
 from tests.simulation.planted import PLANTED, hunt
 from tests.simulation.play import Played, play
 
@@ -24,7 +25,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long, where no seeds are given")
     parser.add_argument("--seeds", default="", help="1234: that one; 1000-: from there on; 1000-2000: these")
     parser.add_argument("--bugs", nargs="*", help="plant known faults, all or those whose names have a word")
+    parser.add_argument("--cells", action="store_true", help="play each check in each scenario, and print a table")
     given = parser.parse_args()
+    if given.cells:
+        lines, red = table()
+        print("\n".join(lines))
+        return 1 if red else 0
     if given.bugs is not None:
         return _bugs(given.bugs)
     first, _, end = given.seeds.partition("-")

@@ -66,6 +66,8 @@ class Settings:
     timeout: int = 1
     columns: str = "s"
     steps: int = 0
+    sink: str = ""
+    """Of `SINKS`; "" that of the scenario."""
 
 
 def use_release(settings: Settings) -> None:
@@ -81,7 +83,7 @@ class Run:
         self.simulation, self.settings = simulation, settings
         self.uuid = f"{simulation.random.getrandbits(128):032x}"
         self.uuid = "-".join(self.uuid[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
-        self.sender = SimulatedSender(simulation, simulation.scenario.sink)
+        self.sender = SimulatedSender(simulation, simulation.sink)
         self.evaluated: dict[int, Evaluation] = {}
         self.batch_id = simulation.checkpoint.next_batch
 
@@ -111,6 +113,8 @@ class Run:
         """The rows of a micro-batch, by tasks in any order; their states are stored."""
         simulation, checkpoint, query = self.simulation, self.simulation.checkpoint, self.simulation.query
         rows = simulation.scenario.rows(*checkpoint.offsets[batch_id], self.settings.timeout)
+        if simulation.tried.setdefault(batch_id, rows.name) != rows.name:
+            simulation.seen["a replay with other rows"] += 1
         before = checkpoint.commits[batch_id - 1] if batch_id else {}
         use_release(self.settings)
         found = Evaluation(rows, [], [], {}, {})

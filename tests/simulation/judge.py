@@ -18,17 +18,24 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.codes import Status
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import PurgatoryError, StagingError
-from spark_purgatory.spark.host.exchange import from_blob
+from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
 from spark_purgatory.spark.sink.staged_view import _looked_at
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.storage import Disk
 from tests.simulation.table import Target
 from tests.simulation.tasks import CALLS
-from tests.support.engine_driver import NAMES, microseconds, multiset, outcome_rows
+from tests.support.engine_driver import NAMES, OWN, microseconds, multiset, outcome_rows
+from tests.support.evidence_worlds import told
+from tests.support.law_worlds import split_orphans
 from tests.support.oracle import decide
 from tests.support.oracle_early import EarlyOracle
+from tests.support.oracle_evidence import Evidence
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Checkpoint, Evaluation
@@ -64,7 +71,8 @@ class Judge:
         """A call's outcomes as numbers, which are the same for equal rows."""
         if blob is None:
             return []
-        numbers, rows = CALLS.of(("numbers", blob), lambda: _numbered(blob))
+        spec = self.simulation.query.spec
+        numbers, rows = CALLS.of(("numbers", spec, blob), lambda: _numbered(blob, spec))
         self.meaning.update(zip(numbers, rows, strict=True))
         return numbers
 
@@ -139,16 +147,15 @@ class Judge:
     def _check_oracle(self, is_over: bool) -> None:
         scenario = self.simulation.scenario
         batches = [each for _, each in sorted(self.micro_batches.items())]
-        columns = COLUMNS if scenario.query.spec.final else (*COLUMNS, "late")
         rows = tuple(each.rows for each in batches)
         names = tuple(each.name for each in rows)
-        told = CALLS.of(("oracle", scenario.query, names), lambda: _told(scenario, rows))
-        for batch_id, (each, expected) in enumerate(zip(batches, told, strict=True)):
-            found = multiset((self.meaning[number] for number in each.numbers), *columns)
+        said = CALLS.of(("oracle", scenario.query, names), lambda: _told(scenario, rows))
+        for batch_id, (each, expected) in enumerate(zip(batches, said, strict=True)):
+            found = compared([self.meaning[number] for number in each.numbers], scenario.query.spec)
             if found != expected:
                 missing, others = dict(expected - found), dict(found - expected)
                 raise Wrong(f"micro-batch {batch_id}: the oracle says {missing}, and the outcomes are {others}")
-        read, given = sum(len(each.operations) for each in rows), sum(len(each.numbers) for each in batches)
+        read, given = sum(len(each.operations) for each in rows), sum(_operations(self, each) for each in batches)
         if is_over and read != given:
             raise Wrong(f"{read} operations were read, and {given} have an outcome at the end")
 
@@ -159,13 +166,29 @@ class Judge:
             raise Wrong(f"{len(log)} entries and {len(checkpoint.files)} staged files are left")
 
 
+def compared(outcomes: list[dict[str, Any]], spec: EngineSpec) -> Counter[Any]:
+    """Outcomes of operations by the columns that the oracle knows, ORPHANs, and the events that outcomes carry."""
+    found, orphans = split_orphans(outcomes)
+    columns = COLUMNS if spec.final else (*COLUMNS, "late")
+    carried = told(outcomes) if spec.evidence is not None else Counter[Any]()
+    return multiset(found, *columns) + Counter({("ORPHAN", *one): n for one, n in orphans.items()}) + carried
+
+
+def _operations(judge: Judge, evaluation: Evaluation) -> int:
+    """Outcomes that are of operations."""
+    return sum(judge.meaning[number]["status"] != "ORPHAN" for number in evaluation.numbers)
+
+
 def _told(scenario: Scenario, batches: Sequence[Rows]) -> list[Counter[Any]]:
     """What the oracle says of each micro-batch."""
-    spec, told, before = scenario.query.spec, [], Counter[Any]()
+    spec, said, before = scenario.query.spec, [], Counter[Any]()
+    evidence = None
+    if spec.evidence is not None:
+        evidence = Evidence(("note",), spec.evidence.most, spec.evidence.largest)
     types = {type(event["value"]) for rows in batches for event in rows.events}
-    early = EarlyOracle(scenario.criterion, spec.lookback_us, True, spec.whole_operations, types)
+    early = EarlyOracle(scenario.criterion, spec.lookback_us, True, spec.whole_operations, types, evidence)
     for rows in batches if not spec.final else ():
-        told.append(multiset(early.step(*rows[:3]), *COLUMNS, "late"))
+        said.append(compared(early.step(*rows[:3]), spec))
     for number, rows in enumerate(batches if spec.final else ()):
         so_far = batches[: number + 1]
         everything = decide(
@@ -176,19 +199,27 @@ def _told(scenario: Scenario, batches: Sequence[Rows]) -> list[Counter[Any]]:
             lookback_us=spec.lookback_us,
             doubles=True,
             whole_operations=spec.whole_operations,
+            orphans=spec.orphans,
+            evidence=evidence,
         )
-        now = multiset(everything, *COLUMNS)
-        told.append(now - before)
+        now = compared(everything, spec)
+        said.append(now - before)
         before = now
-    return told
+    return said
 
 
-def _numbered(blob: bytes) -> tuple[list[int], list[dict[str, Any]]]:
-    rows = outcome_rows(from_blob(blob))
+def _numbered(blob: bytes, spec: EngineSpec) -> tuple[list[int], list[dict[str, Any]]]:
+    orphans, evidence = spec.orphans != "none", evidence_fields(spec)
+    schema = pa.schema([*OWN, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
+    rows = []
+    for batch in from_blob(blob).to_batches():
+        columns = outcome_columns(batch, schema, evidence, orphans)
+        rows += outcome_rows(pa.RecordBatch.from_arrays(columns, schema=schema))
     return [_number(row) for row in rows], rows
 
 
 def _number(row: dict[str, Any]) -> int:
     at = row["resolved_at"]
-    said = repr([*(row.get(name) for name in NAMES if name != "resolved_at"), None if at is None else microseconds(at)])
+    names = (*(name for name in NAMES if name != "resolved_at"), "event", "events")
+    said = repr([*(row.get(name) for name in names), None if at is None else microseconds(at)])
     return int.from_bytes(blake2b(said.encode(), digest_size=7).digest(), "little")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from tests.simulation.sink import NOW, SPARK, SimulatedSender
 from tests.simulation.storage import DISKS, Disk, Store
 from tests.simulation.table import Table
 from tests.simulation.tasks import Executor, Lost, States, StateStore
-from tests.simulation.world import Scenario, Step
+from tests.simulation.world import SINKS, Scenario, Step
 from tests.support.sink_world import Crash
 
 START_MS = 1_700_000_000_000
@@ -71,6 +71,8 @@ class Simulation:
         self.hidden: set[str] = set()
         self.late: list[tuple[int, int, States]] = []
         """In format 1: what attempts of tasks led to, by version and partition."""
+        self.tried: dict[int, str] = {}
+        """The rows with which each micro-batch was evaluated first."""
         self.is_damaged = False
         """Something was lost that nobody can bring back: a reader may be refused."""
         self.next_run: Run | None = None
@@ -80,6 +82,11 @@ class Simulation:
         log: Disk | Store = Disk(self.reach) if self.scenario.storage == "disk" else Store(self.reach)
         self.checkpoint = Checkpoint("spark_purgatory/1", log, StateStore(self.scenario.format))
         self.judge = Judge(self)
+
+    @property
+    def sink(self) -> Mapping[str, Any]:
+        """The options of the sink."""
+        return SINKS[self.settings.sink] if self.settings.sink else self.scenario.sink
 
     def now_ns(self) -> int:
         return self.clock_ms * 1_000_000
@@ -170,8 +177,8 @@ class Simulation:
 
     # --- steps -----------------------------------------------------------------------------------------
 
-    def play(self, steps: Sequence[Step]) -> None:
-        """A history, and its end."""
+    def play(self, steps: Sequence[Step], look: Callable[[], None] = lambda: None) -> None:
+        """A history, and its end; with ``look`` after each step."""
         NOW.append(self)
         if isinstance(self.checkpoint.log, Disk):
             DISKS.append(self.checkpoint.log)
@@ -180,6 +187,7 @@ class Simulation:
                 self.random = random.Random(step.seed)
                 getattr(self, f"_do_{step.what.replace(' ', '_').replace('-', '_')}")(**_names(step.given))
                 self.judge.look()
+                look()
             self.random = random.Random(1)
             self.judge.at_the_end(self.finish())
         finally:
@@ -239,7 +247,7 @@ class Simulation:
     def _drained(self, run: Run) -> None:
         """What `AccumulatorQuery.drain` does."""
         if not run.sender.is_true(SPARK):  # type: ignore[arg-type]
-            run.sender = SimulatedSender(self, self.scenario.sink)
+            run.sender = SimulatedSender(self, self.sink)
         run.sender.drain(SPARK)  # type: ignore[arg-type]
 
     def _do_micro_batch(self, files: int = 1, at: int = 1, commits: Sequence[str] = (), **given: Any) -> None:
@@ -258,7 +266,9 @@ class Simulation:
         died = self.guarded(lambda: self.living().micro_batch(files))
         self.seen[died or "a micro-batch ends"] += 1
 
-    def _do_restart(self, drain: bool, timeout: int, workers: str, columns: str, steps: int) -> None:
+    def _do_restart(
+        self, drain: bool, timeout: int, workers: str, columns: str = "s", steps: int = 0, sink: str = ""
+    ) -> None:
         if drain and self.run is not None:
             self.guarded(lambda: self._drained(self.living()))
         if workers == "gone":
@@ -266,7 +276,7 @@ class Simulation:
         if steps != self.settings.steps:
             self.excused["StateVersionError"] += 1
         self.end_run()
-        self.settings = Settings(timeout, columns, steps)
+        self.settings = Settings(timeout, columns, steps, sink)
 
     def _do_move(self, shards: int, partitions: int, host: str) -> None:
         """The query is stopped, and goes on in a new checkpoint, in other shards and perhaps on the other host."""

@@ -184,10 +184,15 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
             f"{where} is of format {row['format']}, but this version of spark_purgatory reads {FORMAT}: use "
             f"the release that wrote it, {row['spark_purgatory']}"
         )
+    return manifest_in(row["manifest"], where)
+
+
+def manifest_in(text: str, where: str) -> Manifest:
+    """Return the manifest that a text has. Raises ConfigError if it was edited."""
     try:
-        manifest = Manifest(**json.loads(row["manifest"]))
+        manifest = Manifest(**json.loads(text))
         return replace(manifest, rows={name: int(manifest.rows[name]) for name in TABLES})
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{where}, column 'manifest', cannot be read, so it was edited: {COPY_AGAIN}") from error
 
 

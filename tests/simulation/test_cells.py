@@ -1,0 +1,75 @@
+"""Each check in each scenario, on the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_purgatory.core.engine.evidence import _Asked
+from spark_purgatory.core.engine.orphans import OrphanEvents
+from spark_purgatory.core.engine.waiting import Waiting
+from spark_purgatory.core.state import engine_snapshot
+from spark_purgatory.spark.move import tables
+from spark_purgatory.spark.sink import staged_view
+from tests.simulation.cells import CHECKS, HAPPENS, HOSTS, ON_SPARK, wrong_with
+from tests.simulation.planted import Patch, planted, timer_too_late
+from tests.support.now_and_then import EVERY_CASE
+
+
+@pytest.mark.parametrize("happens", HAPPENS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_holds_in_a_scenario(check: str, happens: str) -> None:
+    number = list(CHECKS).index(check) + list(HAPPENS).index(happens)
+    assert wrong_with(check, happens, HOSTS if EVERY_CASE else [HOSTS[number % 2]]) == ""
+
+
+def copies_are_kept(patch: Patch) -> None:
+    """An export has the copies that each shard has of an event."""
+    patch(tables, "_without_copies", lambda table: table.drop_columns(["shard"]))
+
+
+def events_behind_the_resolution(patch: Patch) -> None:
+    patch(_Asked, "_cut", lambda self, span: span)
+
+
+def no_orphan_is_released(patch: Patch) -> None:
+    patch(OrphanEvents, "release", lambda self, *given: [])
+
+
+def nothing_is_staged(patch: Patch) -> None:
+    patch(staged_view, "_waiting", lambda *given: [])
+
+
+def nobody_waits_long(patch: Patch) -> None:
+    ages = Waiting._ms
+    patch(Waiting, "_ms", lambda self, elapsed: ages(self, lambda until_us: elapsed(until_us) // 2))
+
+
+def the_oldest_is_unknown(patch: Patch) -> None:
+    gauges_of = engine_snapshot.gauges_of
+    patch(engine_snapshot, "gauges_of", lambda engine: {**gauges_of(engine), "oldest_us": None})
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "happens"),
+    [
+        (timer_too_late, "count", "restart"),
+        (copies_are_kept, "a rule by row", "moved"),
+        (events_behind_the_resolution, "all events", "changed setting"),
+        (no_orphan_is_released, "ORPHANs, all", "replay, same rows"),
+        (nothing_is_staged, "staged rows", "restart"),
+        (nobody_waits_long, "pending", "restart"),
+        (the_oldest_is_unknown, "gauges", "other host"),
+    ],
+)
+def test_a_cell_with_a_planted_fault_is_red(plant: Callable[[Patch], None], check: str, happens: str) -> None:
+    with planted(plant):
+        assert "Wrong" in (said := wrong_with(check, happens)) or "Error" in said, said
+
+
+@pytest.mark.parametrize("where", ON_SPARK.values())
+def test_what_the_model_cannot_show_is_shown_by_tests_that_exist(where: str) -> None:
+    names = [word.strip("(),") for word in where.split() if word.startswith("tests/")]
+    assert names and all((Path(__file__).parents[2] / name).exists() for name in names)
