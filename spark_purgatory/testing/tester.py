@@ -6,6 +6,7 @@ and reads the outcomes. A step takes milliseconds and does not depend on the wal
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -108,8 +109,9 @@ class PurgatoryTester:
         self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])
         self._completions = RowReader("completions", completions_schema)
         self._now = TesterState()
+        self._last: tuple[TesterState, Given] | None = None
         if operations_schema is not None:
-            self._now = TesterState(plan=self._learn())
+            self._now = TesterState(plan=self._learn(self.purgatory))
 
     def step(
         self, operations: Rows = (), completions: Rows = (), watermark: datetime | None = None
@@ -159,6 +161,46 @@ class PurgatoryTester:
             The outcomes of this step.
         """
         return self._take((), (), END_OF_TIME_MS)
+
+    def replay(self, seed: int = 0) -> list[dict[str, Any]]:
+        """Run the last step again, as Spark does after a crash: its rows arrive in another order.
+
+        Args:
+            seed: Another seed gives another order.
+
+        Returns:
+            The outcomes, which replace those of the step.
+
+        Raises:
+            ConfigError: No step has run since the beginning or the last restart.
+        """
+        if self._last is None:
+            raise ConfigError("replay() repeats the last step, and there is none yet: call step() first")
+        self._now, given = self._last
+        draw = random.Random(seed)
+        operations, completions = (
+            None if rows is None else rows.take(pa.array(draw.sample(range(len(rows)), len(rows)), pa.int64()))
+            for rows in (given.operations, given.completions)
+        )
+        return self._run_step(Given(operations, completions, given.watermark_ms))
+
+    def restart(self, purgatory: PurgatoryOptions | None = None) -> None:
+        """Continue from the state's bytes, as a query does at a restart, perhaps with another configuration.
+
+        Args:
+            purgatory: The new configuration.
+
+        Raises:
+            ConfigError: It cannot work, or the columns of an input are not known yet.
+            StateMismatchError: It differs from the old one in something that a restart cannot change.
+        """
+        if self._operations.schema is None or self._completions.schema is None:
+            raise ConfigError("restart() needs the columns of both inputs: give operations_schema, completions_schema")
+        plan = self._learn(purgatory or self.purgatory)
+        if self._now.state is not None:
+            restore(plan.spec, self._now.state, SHARDS)
+        self.purgatory = purgatory or self.purgatory
+        self._now, self._last = self._now._replace(plan=plan), None
 
     @property
     def watermark(self) -> datetime | None:
@@ -232,12 +274,15 @@ class PurgatoryTester:
         schemas = self._operations.schema, self._completions.schema
         try:
             given = Given(self._operations.read(operations), self._completions.read(completions), watermark_ms)
-            now = self._after(given)
+            return self._run_step(given)
         except BaseException:
             self._operations.schema, self._completions.schema = schemas
             raise
-        before, self._now = len(self._now.outcomes), now
-        return [row for table in now.outcomes[before:] for row in _dicts(table)]
+
+    def _run_step(self, given: Given) -> list[dict[str, Any]]:
+        before, now = self._now, self._after(given)
+        self._now, self._last = now, (before, given)
+        return [row for table in now.outcomes[len(before.outcomes) :] for row in _dicts(table)]
 
     def _after(self, given: Given) -> TesterState:
         """Return the state after a step. Until an operation has come, events are only kept."""
@@ -247,7 +292,7 @@ class PurgatoryTester:
                 option = f"orphans={self.purgatory.orphans!r}"
                 raise ConfigError(f"{option} needs the operations' columns for ORPHAN rows: give operations_schema=")
             return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
-        plan = self._learn()
+        plan = self._learn(self.purgatory)
         if now.plan is None or now.plan.spec != plan.spec:
             now = self._made_anew(plan)
         now = self._run(now, given)
@@ -279,9 +324,9 @@ class PurgatoryTester:
         found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
         return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)
 
-    def _learn(self) -> Plan:
+    def _learn(self, options: PurgatoryOptions) -> Plan:
         """Return the plan for the known columns. Raises ConfigError like `Purgatory.resolve`."""
-        schema, events, options = self._operations.schema, self._completions.schema, self.purgatory
+        schema, events = self._operations.schema, self._completions.schema
         assert schema is not None, "bug: the operations' columns are unknown"
         if events is None and options.evidence_columns:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from time import process_time
@@ -17,7 +18,7 @@ from pyspark.sql import types as T
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.errors import ConfigError, LimitError
+from spark_purgatory.errors import ConfigError, LimitError, StateMismatchError
 from spark_purgatory.testing import PurgatoryTester, splits
 from tests.support.engine_driver import EPOCH, multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
@@ -110,7 +111,10 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
     tester = PurgatoryTester(purgatory, *schemas(numbers))
     for batch in splits(rng, *world, rng.choice((1, 3, 9)), lookback_us=lookback_us):
         watermark = EPOCH + timedelta(milliseconds=batch.watermark_ms) if batch.watermark_ms else None
-        tester.step(as_rows(batch.operations, "operations"), as_rows(batch.events, "completions"), watermark)
+        given = tester.step(as_rows(batch.operations, "operations"), as_rows(batch.events, "completions"), watermark)
+        if seed % 2:
+            assert Counter(map(repr, tester.replay(seed))) == Counter(map(repr, given))
+            tester.restart()
     outcomes, unheard = split_orphans(tester.outcomes)
     for row in world.operations if criterion else []:
         row.update(criterion)
@@ -441,3 +445,47 @@ def test_times_beyond_pythons_years_in_nested_columns_are_numbers_too() -> None:
     first, second = sorted(tester.finish(), key=lambda row: row["order_id"])
     assert first["nested"] == {"at": far, "all": [EPOCH, far], "by": [("x", far)]}
     assert (first["day"], second["day"], second["nested"]) == (2**30, date(1970, 1, 2), None)
+
+
+# --- restarts and replays -------------------------------------------------------------------------
+
+
+def started() -> PurgatoryTester:
+    """Order 7 waits, order 8 is paid."""
+    tester = PurgatoryTester(orders_and_payments())
+    tester.step([order(7), order(8)], [payment(8, 1)])
+    return tester
+
+
+def test_a_replayed_step_has_its_outcomes_once_and_the_next_one_continues_from_it() -> None:
+    tester = started()
+    for seed in range(3):
+        assert [row["order_id"] for row in tester.replay(seed)] == [8]
+    assert [row["order_id"] for row in tester.outcomes] == [8]
+    assert tester.counters["received"] == 2
+    assert [row["status"] for row in tester.step([], [payment(7, 2)])] == ["COMPLETED"]
+    assert [row["order_id"] for row in tester.replay()] == [7]
+    assert tester.pending == []
+
+
+def test_a_restart_takes_what_waits_over_and_refuses_what_a_query_would_refuse() -> None:
+    tester = started()
+    with pytest.raises(StateMismatchError, match="criterion"):
+        tester.restart(orders_and_payments(criterion=criteria.count(2)))
+    assert [row["order_id"] for row in tester.pending] == [7], "a refused restart changes nothing"
+    tester.restart(orders_and_payments(max_pending_per_shard=1))
+    with pytest.raises(LimitError):
+        tester.step([order(9)])
+    assert [row["status"] for row in tester.step([], [payment(7, 2)])] == ["COMPLETED"]
+
+
+def test_what_cannot_be_replayed_or_restarted_is_refused() -> None:
+    tester = PurgatoryTester(orders_and_payments())
+    with pytest.raises(ConfigError, match="call step"):
+        tester.replay()
+    with pytest.raises(ConfigError, match="completions_schema"):
+        tester.restart()
+    tester = started()
+    tester.restart()
+    with pytest.raises(ConfigError, match="call step"):
+        tester.replay()
