@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
         changed("row as text", "row as label"),
         {"shards": 3, "emit": "final", "lookback": "1 minute", "criterion": criteria.count(2)},
         [
-            "shards: the checkpoint was written with 4, the query has 3: set shards=4",
+            "shards: the checkpoint was written with 4, but the query has 3: set shards=4",
             "criterion: the checkpoint was written with 'any_key'",
             "emit: the checkpoint was written with 'early'",
             "lookback_us: the checkpoint was written with 0",

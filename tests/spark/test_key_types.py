@@ -236,7 +236,7 @@ def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark:
         assert run(["s", "w"], ["s"]) == {"s": "COMPLETED"}
     with settings(spark, {"spark.sql.session.timeZone": "America/New_York"}):
         assert run(["z"], ["w"]) == dict.fromkeys("sw", "COMPLETED")
-        said = r"operations\.keys: the checkpoint keeps it as the text of timestamp, the query has string"
+        said = r"operations\.keys: the checkpoint keeps it as the text of timestamp, but the query has string"
         with pytest.raises(StreamingQueryException, match=said):
             run(["a"], ["w"], "cast(key_us as string)")
 

@@ -112,13 +112,13 @@ def test_a_restart_continues_where_the_stream_stopped(spark: SparkSession, tmp_p
 
 CHANGES: list[list[tuple[dict[str, Any], str]]] = [
     [
-        ({"shards": 4}, "shards: the checkpoint was written with 3, the query has 4"),
-        ({"emit": "final"}, "emit: the checkpoint was written with 'early', the query has 'final'"),
+        ({"shards": 4}, "shards: the checkpoint was written with 3, but the query has 4"),
+        ({"emit": "final"}, "emit: the checkpoint was written with 'early', but the query has 'final'"),
     ],
     [
         (
             {"criterion": criteria.count(2)},
-            "criterion: the checkpoint was written with 'any_key', the query has 'count'",
+            "criterion: the checkpoint was written with 'any_key', but the query has 'count'",
         ),
         ({"lookback": "1 minute"}, "lookback_us: the checkpoint was written with 0"),
     ],

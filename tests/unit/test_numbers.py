@@ -449,10 +449,12 @@ def test_a_state_of_another_number_type_is_refused_by_name(criterion: Any) -> No
     ):
         restore(cents, saved(double), 1)
     with pytest.raises(
-        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', the query has 'double': cast compl"
+        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', but the query has 'double': cast compl"
     ):
         restore(double, saved(cents), 1)
-    with pytest.raises(StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', the query has 'whole numbers'"):
+    with pytest.raises(
+        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', but the query has 'whole numbers'"
+    ):
         restore(replace(cents, number="bigint"), saved(cents), 1)
     for same in (cents, replace(cents, number="decimal(38,2)")):
         assert restore(same, saved(cents), 1).pending == 1

@@ -303,7 +303,8 @@ def test_a_column_that_operations_names_keeps_its_type_but_whole_numbers() -> No
     assert differences(keyed(pa.decimal128(10, 2)), blob, 1) == []
     text, column = differences(keyed(pa.decimal128(12, 3)), blob, 1)
     assert text == (
-        "operations.id: the checkpoint keeps it as the text of decimal(38,2), the query has decimal(38,3): cast it back"
+        "operations.id: the checkpoint keeps it as the text of decimal(38,2), but the query has decimal(38,3): "
+        "cast it back"
     )
     assert column == (
         "column 'number' is operations.id, and is decimal(10,2) in the checkpoint and decimal(12,3) in the query: "

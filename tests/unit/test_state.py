@@ -218,7 +218,7 @@ def test_an_unknown_format_version_is_refused_by_name(version: int) -> None:
 @pytest.mark.parametrize("shards", [0, 2, 4096])
 def test_another_number_of_shards_is_refused_with_both_numbers(shards: int) -> None:
     with pytest.raises(
-        StateMismatchError, match=f"^shards: .* written with 1, the query has {shards or None}: set shards=1"
+        StateMismatchError, match=f"^shards: .* written with 1, but the query has {shards or None}: set shards=1"
     ):
         restore(SPECS["any key"], a_blob("any key"), shards)
 
@@ -240,7 +240,9 @@ def test_another_query_is_refused_with_both_values(change: dict[str, Any], named
     blob = save(EventTimePurgatory(spec), 1)
     restore(spec, blob, 1)
     field, then, now = named
-    with pytest.raises(StateMismatchError, match=f"^{field}: .* written with {then}, the query has {now}: .*{then}"):
+    with pytest.raises(
+        StateMismatchError, match=f"^{field}: .* written with {then}, but the query has {now}: .*{then}"
+    ):
         restore(replace(spec, **change), blob, 1)
 
 

@@ -160,12 +160,12 @@ def difference(name: str, then: object, now: object) -> str:
         name, then, now = "number", _number_type(then), _number_type(now)
     if name == "number" and then == DOUBLE:
         return (
-            f"number: the checkpoint was written with 'double', the query has {now!r}. Its values are rounded to "
+            f"number: the checkpoint was written with 'double', but the query has {now!r}. Its values are rounded to "
             "doubles already: cast completions.value to double"
         )
     remedy = "cast completions.value" if name == "number" else "set it back"
     moves = f", {MOVES}" if name in MOVABLE else ""
-    return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}{moves}"
+    return f"{name}: the checkpoint was written with {then!r}, but the query has {now!r}: {remedy} to {then!r}{moves}"
 
 
 def _number_type(scale: object) -> str:

@@ -116,7 +116,7 @@ def shard_count(blob: bytes) -> int:
 def other_shards(then: int, now: int) -> str:
     """Return the text of an error about another number of shards, with the remedy."""
     was = then or None
-    return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}, {MOVES}"
+    return f"shards: the checkpoint was written with {was}, but the query has {now or None}: set shards={was}, {MOVES}"
 
 
 @decoding(WHAT)

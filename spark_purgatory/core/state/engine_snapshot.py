@@ -236,7 +236,7 @@ def _differences_of_roles(spec: EngineSpec, facts: dict[str, Any], waits: bool) 
             found.append(_taken_from(argument, ", ".join(columns), ", ".join(wanted_from)))
     texts = facts["texts"]
     return found + [
-        f"{argument}: the checkpoint keeps it as the text of {texts[argument]}, the query has {text}: cast it back"
+        f"{argument}: the checkpoint keeps it as the text of {texts[argument]}, but the query has {text}: cast it back"
         for argument, text in spec.texts
         if texts.get(argument, text) != text
     ]

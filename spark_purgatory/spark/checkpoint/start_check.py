@@ -113,7 +113,7 @@ def _check(
     query = queries[0]
     if states.host != query.host:
         raise StateMismatchError(
-            f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
+            f"host: the checkpoint was written with host={states.host!r}, but the query has host={query.host!r}: set "
             f"host={states.host!r}, {MOVES}"
         )
     if states.host == LOG_HOST and states.operator != stored.HERE:

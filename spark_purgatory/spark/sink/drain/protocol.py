@@ -164,7 +164,7 @@ def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.
         BufferExhaustedError(
             f"table {ledger.names.table} took nothing for max_block, {policy.max_block_ms:,} ms, with "
             f"{ledger.staged_bytes:,} of {policy.buffer_bytes:,} bytes of buffer_memory staged: {said}. "
-            "Staged rows wait; mend the table, raise buffer_memory, or wait longer (max_block)"
+            "Staged rows wait. Repair the table, or raise buffer_memory or max_block"
         )
     )
 
@@ -188,8 +188,8 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
         if failure.is_lasting and not failure.is_refused:
             what, place = "cannot be written in this session, however often it is tried", "session"
         return StorageError(
-            f"table {ledger.names.table} {what}; its rows stay staged. Mend the {place} and start again. Spark says: "
-            f"{failure.said}"
+            f"table {ledger.names.table} {what}; its rows stay staged. Correct the {place} and start again. Spark "
+            f"says: {failure.said}"
         )
     if policy.is_out_of_time:
         return DeliveryTimeoutError(

@@ -78,7 +78,7 @@ class TableTruth:
         if (undone := history.undone(version)) is not None:
             raise errors.TableLostError(
                 f"table {names.table} was {undone}, before {history.words.version} {version} with the last drain of "
-                "this query: rows that were delivered are gone. Nothing was written, staged rows wait. "
+                "this query: rows that were delivered are gone. Nothing was written, and staged rows wait. "
                 f"{history.words.restore} {version} or later and start again, or {START_OVER}"
             )
         if not history.is_whole_since(version) and not self._said_cut:
@@ -100,7 +100,7 @@ def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
             raise errors.StagingError(
                 f"{names.checkpoint}/metadata names the query {names.app_id}, but drain {commit.number} of this "
                 f"checkpoint is version {entry.version} of table {names.table} under the query {commit.app_id}: the "
-                "file was damaged or changed. Nothing was written, staged rows wait. Bring it back from a copy, or "
+                "file was damaged or changed. Nothing was written, and staged rows wait. Bring it back from a copy, or "
                 f'write that id into it: {{"id":"{commit.app_id.rpartition("/")[2]}"}}'
             )
 
@@ -152,7 +152,7 @@ def _found(names: Names, history: History, intent: Intent) -> DrainCommit | None
 def _lost(names: Names, number: int, why: str) -> errors.TableLostError:
     return errors.TableLostError(
         f"checkpoint {names.checkpoint} has made {number + 1} drains, but they are missing from table {names.table}: "
-        f"{why}. Nothing was written, staged rows wait. Bring the table back, or {START_OVER}"
+        f"{why}. Nothing was written, and staged rows wait. Bring the table back, or {START_OVER}"
     )
 
 
@@ -160,7 +160,7 @@ def _foreign(names: Names, last: int, number: int) -> errors.ForeignWriterError:
     return errors.ForeignWriterError(
         f"table {names.table} holds transaction {last} of app id {names.app_id!r}, which this run did not make (its "
         f"last drain is {number}). Another run of the query, or someone with its app id, writes to the table, or the "
-        f"entry intent={last} was removed from {names.folder}/log. This run removed nothing, staged rows wait. If the "
-        "entry was removed, bring it back from a copy. If this checkpoint was moved (spark-purgatory move), go on with "
+        f"entry intent={last} was removed from {names.folder}/log. This run removed nothing, and staged rows wait. "
+        "If the entry was removed, bring it back from a copy. If this checkpoint was moved (spark-purgatory move), use "
         f"the new one. Otherwise stop the other writer, and {START_OVER}"
     )

@@ -160,8 +160,8 @@ class IcebergTarget(Target):
         raise StorageError(
             f"Iceberg table {self} does not show whether it has drain {intent.number}: snapshots since "
             f"{intent.base_version} expired before the drain was read back, and none of its files is there, so it was "
-            "never committed, or its files were rewritten. Nothing was written, staged rows wait. Look for its rows in "
-            f"the table, and say what you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = "
+            "never committed, or its files were rewritten. Nothing was written, and staged rows wait. Look for its "
+            f"rows in the table, and say what you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = "
             f"'{COMMITTED}' or '{NOT_COMMITTED}'). Then start again. Keep snapshots longer than the query may be down"
         )
 

@@ -168,7 +168,7 @@ class Target(ABC):
         if table_id is not None and (facts is None or facts.id != table_id):
             what = "is gone" if facts is None else f"was replaced (its id is {facts.id}, not {table_id})"
             raise TableLostError(
-                f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
+                f"table {self} {what}. Nothing was written, and staged rows wait. Bring the table back "
                 f"(RESTORE, or from a copy), or {START_OVER}"
             )
         self._columns = self._written = None
