@@ -103,6 +103,7 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	EVERY_CASE=1 HISTORIES=100000 $(BIN)/python -m pytest tests/unit/test_sink_protocol.py
 	EVERY_CASE=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.iceberg -m slow $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## Histories of crashes, replays and failing storage without Spark, ten minutes: make simulate SEEDS=0-100000
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)
@@ -113,7 +114,7 @@ fuzz: $(STAMP) ## Changed inputs for every reader of bytes: make fuzz MINUTES=60
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
 
-test-iceberg: java $(STAMP) ## The sink on real Iceberg tables, on a Spark that Iceberg has a runtime for
+test-iceberg: java $(STAMP) ## The sink on real Iceberg tables, on Spark 4.1; PYTEST_ARGS="--spark 4.0" on 4.0
 	@$(BIN)/python -m tests.iceberg $(PYTEST_ARGS)
 
 test-matrix: java $(STAMP) ## A slice of the tests on other releases of Spark, Python, Java and packages; checkpoints that travel: an hour

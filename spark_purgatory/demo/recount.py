@@ -63,10 +63,14 @@ class Recount:
     different: int
 
 
-def recount(spark: SparkSession, landing: Path, outcomes: Path) -> dict[str, Recount]:
-    """Count the folders and compare them with the Delta table, order by order; pending orders have no row in it."""
+def recount(spark: SparkSession, landing: Path, outcomes: Path | str) -> dict[str, Recount]:
+    """Count the folders and compare them with the table, order by order; pending orders have no row in it.
+
+    ``outcomes``: the folder of a Delta table, or the name of any.
+    """
     for name in ("orders", "payments"):
         spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
-    spark.read.format("delta").load(str(outcomes)).createOrReplaceTempView("outcomes")
+    table = spark.table(outcomes) if isinstance(outcomes, str) else spark.read.format("delta").load(str(outcomes))
+    table.createOrReplaceTempView("outcomes")
     rows = spark.sql(COMPARE).collect()
     return {row["status"]: Recount(row["expected"], row["found"], row["different"]) for row in rows}

@@ -39,13 +39,17 @@ if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
     # Another Java ignores the archive, and would report that on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
 QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
-OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
+OURS = ("landing", "outcomes", "lake", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
+
+ICEBERG_TABLE = "lake.demo.outcomes"  # In a catalog of the demo's own, in its folder
 
 
-def run_demo(folder: Path | None, console: Console, *, operations: int, seed: int, keep: bool) -> int:
+def run_demo(
+    folder: Path | None, console: Console, *, operations: int, seed: int, keep: bool, format: str = "delta"
+) -> int:
     """Run the demo, in a temporary folder if none is given, and return its exit code."""
     folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
-    code = guarded(console, False, lambda: _run(folder, {"operations": operations, "seed": seed}, console))
+    code = guarded(console, False, lambda: _run(folder, {"operations": operations, "seed": seed}, format, console))
     if code == 0 and not keep:
         _remove(folder)
         say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
@@ -54,30 +58,34 @@ def run_demo(folder: Path | None, console: Console, *, operations: int, seed: in
     if code == 0 and keep:
         say(console, "What still waits, and one page on the query:")
         say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
-        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
+        if format == "delta":
+            say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
     return code
 
 
-def _run(folder: Path, wanted: dict[str, int], console: Console) -> int:
+def _run(folder: Path, wanted: dict[str, int], format: str, console: Console) -> int:
     started = time.monotonic()
     with writing_to("--dir", folder):
         _land(folder, wanted, console)
-    config = demo_config(folder)
+    config = demo_config(folder, format)
     log = folder / "spark.log"
-    starting = "Starting Spark (the first time it downloads Delta's jars, about half a minute)"
+    starting = f"Starting Spark (the first time it downloads {format.title()}'s jars, about half a minute)"
     if not console.is_terminal:
         console.print(starting)
     with at_work(console, starting):
         spark = build_session(config, log)
+    if format == "iceberg":
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {ICEBERG_TABLE.rpartition('.')[0]}")
     stop = StopRequest()
     stop.listen()
     summary = run(spark, config, console, stop, log)
     if stop.signal is not None:
         return EXIT_INTERRUPTED
     with at_work(console, "Counting the landing files in SQL"):
-        counted = recount(spark, folder / "landing", folder / "outcomes")
+        outcomes = folder / "outcomes" if format == "delta" else ICEBERG_TABLE
+        counted = recount(spark, folder / "landing", outcomes)
     spark.stop()
-    return _judge(summary, counted, time.monotonic() - started, console)
+    return _judge(summary, counted, time.monotonic() - started, console, f"{format.title()} table")
 
 
 def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
@@ -102,7 +110,7 @@ def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
     say(console, f"{counts} below {folder / 'landing'}")
 
 
-def demo_config(folder: Path) -> JobConfig:
+def demo_config(folder: Path, format: str = "delta") -> JobConfig:
     """Return orders.yaml with the demo's folder."""
     places = {
         "operations.source.path": "landing/orders",
@@ -111,10 +119,15 @@ def demo_config(folder: Path) -> JobConfig:
         "checkpoint": "checkpoint",
     }
     settings = [f"{field}={json.dumps(str(folder / at))}" for field, at in places.items()]
+    if format == "iceberg":
+        catalog = "spark.spark.sql.catalog.lake"
+        settings += [f"output={json.dumps({'table': ICEBERG_TABLE, 'format': format})}"]
+        settings += [f"{catalog}=org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type=hadoop"]
+        settings += [f"{catalog}.warehouse={json.dumps(str(folder / 'lake'))}"]
     return load_config(CONF, [*settings, *(f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items())])
 
 
-def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console) -> int:
+def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console, there: str) -> int:
     """Print both counts side by side, and return 0 if they agree and nothing was lost."""
     pending = summary.tally.pending if summary else 0
     waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
@@ -122,7 +135,7 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
     rows = {name: (status.expected, status.found) for name, status in sorted(counted.items())}
     table = Table(title="Counted again from the landing files, in plain SQL", title_justify="left")
     table.add_column("status")
-    for name in ("landing files", "Delta table", ""):
+    for name in ("landing files", there, ""):
         table.add_column(name, justify="right")
     for name, (expected, found) in {**rows, "pending (in the state)": (waiting, pending)}.items():
         table.add_row(name, f"{expected:,}", f"{found:,}", "=" if expected == found else "DIFFERS")

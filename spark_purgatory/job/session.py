@@ -34,7 +34,7 @@ from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
-from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
+from spark_purgatory.spark.sink.table.iceberg_target import RUNTIMES, iceberg_package
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +156,11 @@ def _packages(config: JobConfig) -> list[str]:
     named = ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
     ours = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
     ours += [iceberg] if iceberg else []
+    if _writes_iceberg(config) and iceberg is None and "iceberg-spark-runtime" not in named:
+        raise ConfigError(
+            f"Iceberg has no runtime for Spark {pyspark.__version__} yet. Nothing was started. Install another Spark "
+            f"(pip install 'pyspark=={[*RUNTIMES][-1]}.*'), or name the package of a runtime in the job's packages"
+        )
     return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
 
 

@@ -1,20 +1,30 @@
-"""``python -m tests.iceberg``: the tests of this folder, on the release of Spark that Iceberg has a runtime for."""
+"""``python -m tests.iceberg [--spark 4.0] [ARGUMENTS]``: pytest on this folder, or on what the arguments name.
+
+It takes a release of Spark that Iceberg has a runtime for, by default the last one, and leaves out the long tests
+unless they are asked for by ``-m slow``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
-from tests.matrix.cells import Cell
+from tests.matrix.cells import CELLS
 from tests.matrix.environments import CACHE, ROOT, environment_of
-from tests.support.iceberg_lake import SPARK
 
 
 def main() -> int:
     """Run pytest there."""
+    cells = {cell.name.partition("-")[2]: cell for cell in CELLS if cell.iceberg}
+    parser = argparse.ArgumentParser(prog="python -m tests.iceberg")
+    parser.add_argument("--spark", choices=cells, default=[*cells][-1])
+    asked, given = parser.parse_known_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    environment = environment_of(Cell("iceberg", SPARK))
-    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(sys.argv[1:] or ["tests/iceberg"])]
+    environment = environment_of(cells[asked.spark])
+    what = given if any(word.startswith("tests/") for word in given) else ["tests/iceberg", *given]
+    marks = [] if "-m" in given else ["-m", "not slow"]
+    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *what]
     return subprocess.run(command, env=environment.variables(), cwd=ROOT, check=False).returncode
 
 

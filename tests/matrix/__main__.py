@@ -24,6 +24,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from spark_purgatory.doctor.finding import FILE
+from spark_purgatory.spark.sink.table.iceberg_target import RUNTIMES
 from tests.matrix.cells import CELLS, DELTA, SLICE, SLICE_OF_THE_LOG_HOST, WALKS, WITH_DELTA, Cell, Walk
 from tests.matrix.environments import CACHE, ROOT, Environment, NotHere, environment_of
 
@@ -91,6 +92,9 @@ def run_cell(cell: Cell, environment: Environment | NotHere) -> dict[str, Any]:
         return {**facts, "passed": 0, "failed": 1, "named": said.stderr.strip().splitlines()[-1]}
     facts |= {**json.loads(said.stdout), "delta": DELTA if cell.has_delta else "", "java": java_of(environment)}
     slices = {"": (*SLICE, *(WITH_DELTA if cell.has_delta else ())), "transformWithState": SLICE_OF_THE_LOG_HOST}
+    if cell.iceberg:
+        facts |= {"delta": "", "iceberg": RUNTIMES[cell.spark.rpartition(".")[0]]}
+        slices = {"": cell.iceberg}
     ended = [tests_of(cell, environment, host, chosen) for host, chosen in slices.items()]
     failures = [name for _, failed, _ in ended for name in failed]
     print(f"{cell.name}: {len(failures)} failed {failures}", file=sys.stderr)
@@ -246,7 +250,7 @@ def tables_of(found: dict[str, Any]) -> dict[str, str]:
     """Both tables of docs/shipping.md, by mark; what was not run yet says so."""
     ran = {cell["name"]: cell for cell in found["cells"]}
     cells = [
-        "| Spark | Delta | Java | Python | numpy, pandas, pyarrow, protobuf | tests passed | on |",
+        "| Spark | Delta or Iceberg | Java | Python | numpy, pandas, pyarrow, protobuf | tests passed | on |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(cell_line(cell, ran.get(cell.name, {"named": "not run yet", "date": ""})) for cell in CELLS),
     ]
@@ -266,7 +270,8 @@ def cell_line(cell: Cell, found: dict[str, Any]) -> str:
         return f"| {cell.spark} | | {cell.java} | {cell.python} | | {found['named']} | {found['date']} |"
     said = f"{found['passed']} of {found['passed'] + found['failed']}"
     packages = ", ".join(found[name] for name in ("numpy", "pandas", "pyarrow", "protobuf"))
-    versions = (found["spark"], found["delta"] or "none yet", found["java"], found["python"], packages)
+    table = f"Iceberg {found['iceberg']}" if "iceberg" in found else found["delta"] or "none yet"
+    versions = (found["spark"], table, found["java"], found["python"], packages)
     return f"| {' | '.join(versions)} | {said} | {found['date']} |"
 
 

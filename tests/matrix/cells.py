@@ -20,6 +20,8 @@ class Cell:
     packages: tuple[str, ...] = ()
     """Over those of `make test`, as pip takes them."""
     has_delta: bool = True
+    iceberg: tuple[str, ...] = ()
+    """Tests that run in place of the slices, with Iceberg's runtime for this Spark."""
 
 
 LOWEST = ("numpy==2.0.0", "pandas==2.2.2", "pyarrow==18.0.0")
@@ -27,6 +29,8 @@ LOWEST = ("numpy==2.0.0", "pandas==2.2.2", "pyarrow==18.0.0")
 PROTOBUF_5 = ("protobuf==5.28.3", "googleapis-common-protos==1.66.0", "grpcio-status==1.68.1")
 """What Spark 4.0 was generated for, and of the packages of Spark Connect those that take it."""
 NEWEST = ("numpy>=2.0,<3", "pandas>=2.2,<3", "pyarrow>=18,<27", "protobuf>=6.33.5,<7")
+
+OF_ICEBERG = ("tests/iceberg",)
 
 CELLS = (
     Cell("spark-4.0", "4.0.5", packages=(*LOWEST, *PROTOBUF_5)),
@@ -36,6 +40,8 @@ CELLS = (
     Cell("lowest", packages=(*LOWEST, "protobuf==6.33.5")),
     Cell("python-3.13", python="3.13", packages=NEWEST),
     # As Fabric 2.0 has it.
+    Cell("iceberg-4.0", "4.0.5", packages=(*LOWEST, *PROTOBUF_5), iceberg=OF_ICEBERG),
+    Cell("iceberg-4.1", "4.1.4", iceberg=OF_ICEBERG),
     Cell("fabric", "4.1.4", "3.13", "21", ("numpy==2.4.1", "pandas==2.3.3", "pyarrow==24.0.0", "protobuf==6.33.5")),
 )
 

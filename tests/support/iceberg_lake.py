@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, RUNTIMES, iceberg_package
 
-SPARK = "4.1.4"
 SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
 OF_OTHERS = -1
 """What other writers append."""
@@ -27,7 +27,7 @@ def session(folder: Path) -> SparkSession:
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         **QUICK_SETTINGS,
-        "spark.jars.packages": f"{iceberg_package(SPARK)},{SQLITE}",
+        "spark.jars.packages": f"{iceberg_package(pyspark.__version__)},{SQLITE}",
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.files": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.files.type": "hadoop",

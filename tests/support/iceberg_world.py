@@ -202,6 +202,9 @@ class WorldIceberg(IcebergTarget):
         super().__init__(options)
         self.world = world
 
+    def is_known(self, spark: Any) -> bool:
+        return self.world.table_id is not None
+
     def described(self, spark: Any) -> TableFacts | None:
         world = self.world
         return None if world.table_id is None else TableFacts("", "/t", ("p",), properties=world.properties)

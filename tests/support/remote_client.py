@@ -59,7 +59,8 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     confs = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
     main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     command = [str(home / "bin" / "spark-submit"), "--master", "local[2,4]", *confs, *main]
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
     log = folder / "server.log"
     with log.open("wb") as said:
         server = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, cwd=folder)

@@ -7,22 +7,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StorageError, TableLostError
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.demo.runner import demo_config
+from spark_purgatory.errors import ConfigError, ForeignWriterError, PurgatoryError, StorageError, TableLostError
+from spark_purgatory.job.session import build_session
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Found
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.repair import _decided
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableState
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
 from tests.support import iceberg_world
-from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
+from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, Snapshot, UnknownSnapshotError, WorldIceberg
 from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crashed, last_of, run
 
 CELLS = 3_556
@@ -383,6 +389,26 @@ def test_files_that_expire_while_the_table_is_read_are_looked_for_again(monkeypa
     monkeypatch.setattr(WorldIceberg, "_has_files", expiring)
     run(world)
     assert len(raised) >= 3 and world.in_table() == world.every()
+
+
+def test_repair_decides_nothing_where_the_history_since_either_intent_was_cut() -> None:
+    """A snapshot's id says nothing of its age: 99 expired before 20 did."""
+    world = made("nothing lingers", "", AGAIN[0])
+    world.create()
+    world.snapshots, world.refs = {5: Snapshot(20, "append", frozenset())}, {"main": 5}
+    target = world.target(SinkOptions(**world.place))
+    entries = [
+        LogEntry(f"log/intent=0-{uuid}", {"uuid": uuid, "base_version": version, "last_batch": 0, "run": 0})
+        for uuid, version in (("a", 99), ("b", 20))
+    ]
+    with pytest.raises(StorageError, match="was cut since intent=0"):
+        _decided(None, target, APP, "intent=0", entries)  # type: ignore[arg-type]
+
+
+def test_a_job_on_a_spark_without_a_runtime_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.9.0")
+    with pytest.raises(ConfigError, match=r"no runtime for Spark 4\.9\.0 yet.*pip install 'pyspark==4"):
+        build_session(demo_config(tmp_path, "iceberg"))
 
 
 # --- the history over ancestors ---------------------------------------------------------------------------------------

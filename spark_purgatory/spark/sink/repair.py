@@ -68,8 +68,8 @@ def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entrie
             f"the checkpoint's folder 'staging' back from a copy, or {START_OVER}"
         )
     number = int(name.partition("=")[2])
-    since = min(entry.body["base_version"] for entry in entries)
-    history = target.history(spark, since) if target.exists(spark) else target.no_history
+    since = [entry.body["base_version"] for entry in entries]
+    history = target.history(spark, min(since)) if target.exists(spark) else target.no_history
     commit = history.drains(app_id).get(number)
     if commit is not None:
         true = next((entry for entry in entries if entry.body["uuid"] == commit.intent_uuid), None)
@@ -80,7 +80,7 @@ def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entrie
                 f"app id. Nothing was changed. Stop them, and {START_OVER}"
             )
         why = f"version {commit.version} of table {target} is its commit"
-    elif not history.is_whole_since(since):
+    elif not all(map(history.is_whole_since, since)):
         raise StorageError(
             f"the history of table {target} was cut after drain {number} began, so it does not show whether "
             f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed: {START_OVER}"

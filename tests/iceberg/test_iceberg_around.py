@@ -1,0 +1,190 @@
+"""What lies around the sink, on Iceberg tables: claims, repair, doctor, metrics, the demo, Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.doctor.session import session_findings
+from spark_purgatory.doctor.table import table_findings
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.sink.repair import conflicts, repair
+from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
+from tests.iceberg.test_iceberg_sink import cut_at, name
+from tests.support import iceberg_lake as world
+from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
+from tests.support.iceberg_rest import rest_catalog
+from tests.support.remote_client import connect_server
+from tests.support.sink_streams import Stream, every
+
+if not has_iceberg(pyspark.__version__):
+    pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+REMOTE = """
+import sys
+from pyspark.sql import SparkSession
+from spark_purgatory import RecordAccumulator
+
+address, folder = sys.argv[1:]
+spark = SparkSession.builder.remote(address).getOrCreate()
+rows = spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
+sink = RecordAccumulator(table="files.t.remote", format="iceberg", partition_by=["part"], linger="0 seconds")
+query = sink.write_stream(rows, checkpoint=f"{folder}/checkpoint", trigger={"availableNow": True})
+query.awaitTermination()
+print(sorted(row["n"] for row in sink.read(spark, staged=True, checkpoint=f"{folder}/checkpoint").collect()))
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = world.session(tmp_path_factory.mktemp("around"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(params=["db"])
+def stream(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
+    table = f"{request.param}.t.of_{uuid4().hex[:8]}"
+    return Stream(spark, tmp_path, RecordAccumulator(table=table, format="iceberg", partition_by=["part"]))
+
+
+@pytest.mark.parametrize("catalog", ["files", "db"])
+def test_a_namespace_that_does_not_exist_is_no_surprise(spark: SparkSession, tmp_path: Path, catalog: str) -> None:
+    space = f"{catalog}.new_{uuid4().hex[:8]}"
+    stream = Stream(spark, tmp_path, RecordAccumulator(table=f"{space}.t", format="iceberg"))
+    with pytest.raises(ConfigError, match=f"CREATE SCHEMA {space}"):
+        stream.add(1).run(stream.rows())
+    spark.sql(f"CREATE NAMESPACE {space}")
+    assert numbers(stream.run(stream.rows()).table()) == every(1)
+
+
+@pytest.mark.parametrize("stream", ["files", "db"], indirect=True)
+def test_a_checkpoint_is_of_one_table_and_a_table_of_two_queries_is_warned(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.add(1).run(stream.rows())
+    first = stream.checkpoint
+    stream.checkpoint = stream.folder / "second"
+    with caplog.at_level(logging.WARNING):
+        stream.run(stream.rows())
+    assert "was filled by spark_purgatory/" in caplog.text
+    stream.checkpoint, stream.sink = first, RecordAccumulator(table=f"{name(stream)}_other", format="iceberg")
+    with pytest.raises(ConfigError, match="belongs to table"):
+        stream.run(stream.rows())
+
+
+def test_a_query_goes_on_with_a_table_that_was_renamed(stream: Stream) -> None:
+    stream.add(1).run(stream.rows())
+    new = f"{name(stream)}_new"
+    stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME TO {new.partition('.')[2]}")
+    stream.sink = RecordAccumulator(table=new, format="iceberg", partition_by=["part"])
+    assert numbers(stream.add(1).run(stream.rows()).table()) == every(2)
+
+
+@pytest.mark.parametrize("point", ["after commit", "before pick"])
+def test_repair_finds_the_true_one_of_two_intents(stream: Stream, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    stream.add(1).run(stream.rows())
+    append(stream.spark, name(stream), world.OF_OTHERS)
+    cut_at(stream, point, monkeypatch)
+    folder = StagingFolder.of(stream.spark, str(stream.checkpoint))
+    intent = read_ledger(stream.spark, folder).intent
+    assert intent is not None and intent.number == 1
+    twin = replace(intent, uuid=str(uuid4()), run=intent.run + 1)
+    folder.write_entry(stream.spark, 1, *intent_entry(twin))
+    [found] = conflicts(stream.spark, str(stream.checkpoint))
+    is_there = point == "after commit"
+    assert found.true.body["uuid"] == (intent.uuid if is_there else twin.uuid)
+    assert ("is its commit" in found.why) == is_there
+    repair(stream.spark, str(stream.checkpoint), [found])
+    assert numbers(stream.run(stream.rows()).table()) == every(2)
+
+
+@pytest.mark.parametrize("stream", ["files", "db"], indirect=True)
+def test_doctor_finds_that_table_and_checkpoint_fit(stream: Stream) -> None:
+    stream.add(1).run(stream.rows())
+    findings = [*session_findings(stream.spark)]
+    findings += table_findings(stream.spark, {"table": name(stream)}, str(stream.checkpoint))
+    assert [(each.what, each.found) for each in findings if each.remedy] == []
+    said = {each.what: each.found for each in findings}
+    assert said["table"].startswith(f"{name(stream)}: Iceberg, in ") and said["table"].endswith("partitioned by part")
+    assert said["table and checkpoint"] == "fit: 1 drain, the last complete"
+
+
+def test_metrics_count_what_a_drain_brings_beside_others(stream: Stream) -> None:
+    stream.add(2)
+    query = stream.sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+    query.processAllAvailable()
+    query.flush()
+    append(stream.spark, name(stream), world.OF_OTHERS)
+    stream.add(1)
+    query.processAllAvailable()
+    query.flush()
+    found = query.measure()
+    query.stop()
+    assert found["drained_rows_total"] == 30 and found["drained_files_total"] == 4
+    assert found["drained_bytes_total"] > 0 and found["staged_bytes"] == 0
+
+
+def test_the_demo_counts_an_iceberg_table(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "spark_purgatory", "demo", "--format", "iceberg", "--operations", "2000"]
+    line += ["--dir", str(tmp_path / "demo")]
+    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-2000:]
+    assert "Iceberg table" in ran.stdout and "OK: every order has one outcome" in ran.stdout
+    assert list((tmp_path / "demo" / "lake").rglob("*.avro"))
+
+
+def test_a_rest_catalog_has_each_row_once_after_runs_that_end_anywhere(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rest_catalog(tmp_path / "catalog") as address:
+        for setting, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest", ".uri": address}.items():
+            spark.conf.set(f"spark.sql.catalog.rest{setting}", value)
+        spark.sql("CREATE NAMESPACE rest.t")
+        stream = Stream(spark, tmp_path / "rows", RecordAccumulator(table="rest.t.rows", format="iceberg"))
+        stream.add(1).run(stream.rows())
+        for point in ("after intend", "before pick", "after commit"):
+            append(spark, name(stream), world.OF_OTHERS)
+            cut_at(stream, point, monkeypatch)
+            append(spark, name(stream), world.OF_OTHERS)
+        rewrite(spark, name(stream))
+        assert numbers(stream.run(stream.rows()).table()) == every(4)
+        expire(spark, name(stream))
+        assert numbers(stream.add(1).run(stream.rows()).table()) == every(5)
+
+
+def test_through_spark_connect(tmp_path: Path) -> None:
+    stream = Stream(SparkSession.getActiveSession(), tmp_path / "rows").add(2)  # type: ignore[arg-type]
+    settings = {
+        "spark.jars.packages": str(iceberg_package(pyspark.__version__)),
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.iceberg.spark.SparkSessionCatalog",
+        "spark.sql.catalog.files": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.files.type": "hadoop",
+        "spark.sql.catalog.files.warehouse": str(tmp_path / "files"),
+    }
+    (tmp_path / "files" / "t").mkdir(parents=True)
+    script = tmp_path / "remote.py"
+    script.write_text(REMOTE, encoding="utf-8")
+    with connect_server(tmp_path, settings) as address:
+        for files in (2, 3):
+            command = [sys.executable, str(script), address, str(stream.folder)]
+            ran = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stderr[-3000:]
+            assert json.loads(ran.stdout.splitlines()[-1]) == [*every(files).elements()]
+            stream.add(1)
