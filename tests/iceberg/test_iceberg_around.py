@@ -24,10 +24,10 @@ from spark_purgatory.spark.sink.repair import conflicts, repair
 from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
-from tests.iceberg.test_iceberg_sink import cut_at, name
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
 from tests.support.iceberg_rest import rest_catalog
+from tests.support.iceberg_runs import cut_at, name
 from tests.support.remote_client import connect_server
 from tests.support.sink_streams import Stream, every
 

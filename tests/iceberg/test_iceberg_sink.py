@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, PurgatoryError
-from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
+from tests.support.iceberg_runs import PowerCutError, cut_at, name
 from tests.support.sink_streams import Stream, every
 
 if not has_iceberg(pyspark.__version__):
@@ -36,37 +36,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def stream(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
     name = f"{request.param}.t.of_{uuid4().hex[:8]}"
     return Stream(spark, tmp_path, RecordAccumulator(table=name, format="iceberg", partition_by=["part"]))
-
-
-class PowerCutError(RuntimeError):
-    """Ends a run."""
-
-
-def cut_at(stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file more, and a run that ends at the failpoint; "before pick" lies between the branch and the table."""
-
-    def hook(reached: str) -> None:
-        if reached == failpoint:
-            failpoints.hook = None
-            raise PowerCutError(failpoint)
-
-    def pick(self: IcebergTarget, spark: SparkSession, written: int) -> None:
-        raise PowerCutError("before pick")
-
-    with monkeypatch.context() as patch:
-        if failpoint == "before pick":
-            patch.setattr(IcebergTarget, "_pick", pick)
-        else:
-            failpoints.hook = hook
-        try:
-            with pytest.raises(Exception, match=failpoint):
-                stream.add(1).run(stream.rows())
-        finally:
-            failpoints.hook = None
-
-
-def name(stream: Stream) -> str:
-    return str(stream.sink.table)
 
 
 def snapshots(stream: Stream) -> list[dict[str, Any]]:
