@@ -8,7 +8,17 @@ import traceback
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_purgatory.errors import BugError, ConfigError, LimitError, StateMismatchError, own_error, sentence_of
+from spark_purgatory.errors import (
+    BugError,
+    ConfigError,
+    LimitError,
+    PurgatoryError,
+    StateCorruptError,
+    StateMismatchError,
+    again,
+    own_error,
+    sentence_of,
+)
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 STREAM = (
@@ -174,3 +184,12 @@ def test_a_batch_of_the_sink_raises_an_error_without_its_causes() -> None:
         str(stopped),
     )
     assert len(str(stopped)) < 200
+
+
+@pytest.mark.parametrize("kind", [BugError, StateCorruptError])
+def test_an_error_that_is_raised_again_has_its_remedy_once(kind: type[PurgatoryError]) -> None:
+    """The class adds the remedy to a message; a message from another process has it already."""
+    told = str(kind("x"))
+    assert told.count("report it") + told.count("bring back the checkpoint's folder 'state'") == 1
+    assert (type(again(kind.__name__, told)), str(again(kind.__name__, told))) == (kind, told)
+    assert sentence_of(RuntimeError(f"\nspark_purgatory.errors.{kind.__name__}: {told}")) == told
