@@ -64,10 +64,7 @@ class Recount:
 
 
 def recount(spark: SparkSession, landing: Path, outcomes: Path | str) -> dict[str, Recount]:
-    """Count the folders and compare them with the table, order by order; pending orders have no row in it.
-
-    ``outcomes``: the folder of a Delta table, or the name of any.
-    """
+    """Count the folders and compare them with the table, a Delta table's folder or a name, order by order."""
     for name in ("orders", "payments"):
         spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
     table = spark.table(outcomes) if isinstance(outcomes, str) else spark.read.format("delta").load(str(outcomes))

@@ -44,12 +44,10 @@ OURS = ("landing", "outcomes", "lake", "checkpoint", "spark.log", MARKER)  # a d
 ICEBERG_TABLE = "lake.demo.outcomes"  # In a catalog of the demo's own, in its folder
 
 
-def run_demo(
-    folder: Path | None, console: Console, *, operations: int, seed: int, keep: bool, format: str = "delta"
-) -> int:
+def run_demo(folder: Path | None, console: Console, *, keep: bool, format: str = "delta", **wanted: int) -> int:
     """Run the demo, in a temporary folder if none is given, and return its exit code."""
     folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
-    code = guarded(console, False, lambda: _run(folder, {"operations": operations, "seed": seed}, format, console))
+    code = guarded(console, False, lambda: _run(folder, wanted, format, console))
     if code == 0 and not keep:
         _remove(folder)
         say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
@@ -82,8 +80,7 @@ def _run(folder: Path, wanted: dict[str, int], format: str, console: Console) ->
     if stop.signal is not None:
         return EXIT_INTERRUPTED
     with at_work(console, "Counting the landing files in SQL"):
-        outcomes = folder / "outcomes" if format == "delta" else ICEBERG_TABLE
-        counted = recount(spark, folder / "landing", outcomes)
+        counted = recount(spark, folder / "landing", folder / "outcomes" if format == "delta" else ICEBERG_TABLE)
     spark.stop()
     return _judge(summary, counted, time.monotonic() - started, console, f"{format.title()} table")
 

@@ -158,8 +158,8 @@ def _packages(config: JobConfig) -> list[str]:
     ours += [iceberg] if iceberg else []
     if _writes_iceberg(config) and iceberg is None and "iceberg-spark-runtime" not in named:
         raise ConfigError(
-            f"Iceberg has no runtime for Spark {pyspark.__version__} yet. Nothing was started. Install another Spark "
-            f"(pip install 'pyspark=={[*RUNTIMES][-1]}.*'), or name the package of a runtime in the job's packages"
+            f"Iceberg has no runtime for Spark {pyspark.__version__} yet. Nothing was started. Take a Spark that it "
+            f"has one for (pip install 'pyspark=={[*RUNTIMES][-1]}.*'), or name a runtime in the job's packages"
         )
     return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
 

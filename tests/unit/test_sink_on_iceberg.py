@@ -401,7 +401,7 @@ def test_repair_decides_nothing_where_the_history_since_either_intent_was_cut() 
         LogEntry(f"log/intent=0-{uuid}", {"uuid": uuid, "base_version": version, "last_batch": 0, "run": 0})
         for uuid, version in (("a", 99), ("b", 20))
     ]
-    with pytest.raises(StorageError, match="was cut since intent=0"):
+    with pytest.raises(StorageError, match="was cut after drain 0 began"):
         _decided(None, target, APP, "intent=0", entries)  # type: ignore[arg-type]
 
 

@@ -42,7 +42,6 @@ RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}  # Iceberg's by Spark's release. L
 COMMITTED, NOT_COMMITTED = "committed", "not committed"
 SAYS = "spark_purgatory.intent."
 NO_CUT = 1 << 40
-LOOKS = 5  # Others may expire files of the table's metadata while these are read.
 _EXPIRED = re.compile(r"\b(?:FileNotFound|NotFound|NoSuchFile)Exception\b")
 _THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitException")
 
@@ -118,28 +117,22 @@ class IcebergTarget(Target):
         return iceberg_history.snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
 
     def state(
-        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
+        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None, looks: int = 5
     ) -> TableState:
         """If expiry has cut the history, look for other traces of an intent. StorageError if there are none."""
-        for _ in range(LOOKS - 1):
-            try:
-                return self._state(spark, since, app_id, intent)
-            except SPARK_FAULTS as error:
-                if not _EXPIRED.search(str(error)):
-                    raise
-        return self._state(spark, since, app_id, intent)
-
-    def _state(self, spark: SparkSession, since: int | None, app_id: str, intent: Intent | None) -> TableState:
-        facts = self.facts(spark)
-        if facts is None:
-            return TableState(None, self.no_history)
-        history = self.history(spark, since)
-        is_sure = intent is None or intent.number in history.drains(app_id)
-        if intent is None or is_sure or history.is_whole_since(intent.base_version):
+        try:
+            if (facts := self.facts(spark)) is None:
+                return TableState(None, self.no_history)
+            history = self.history(spark, since)
+            if intent is None or intent.number in history.drains(app_id) or history.is_whole_since(intent.base_version):
+                return TableState(facts, history)
+            if self._has(spark, facts, history, app_id, intent):
+                history = replace(history, proven=DrainCommit(NO_VERSION, app_id, intent.number, intent.uuid))
             return TableState(facts, history)
-        if self._has(spark, facts, history, app_id, intent):
-            history = replace(history, proven=DrainCommit(NO_VERSION, app_id, intent.number, intent.uuid))
-        return TableState(facts, history)
+        except SPARK_FAULTS as error:
+            if looks == 1 or not _EXPIRED.search(str(error)):
+                raise
+        return self.state(spark, since, app_id, intent, looks - 1)  # Files expired while they were read.
 
     def _has(
         self, spark: SparkSession, facts: TableFacts, history: SnapshotHistory, app_id: str, intent: Intent
@@ -236,10 +229,9 @@ class IcebergTarget(Target):
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
         """Move the branch to the last drain's snapshot, which then does not expire.
 
-        An earlier run that wrote it may live on and pick it once more, so its parent is kept instead: then it expires
-        no later than the ancestors by which Iceberg knows that it was picked.
+        An earlier run that wrote it may live on and pick it again. Then the parent is kept, and the snapshot expires no
+        later than the ancestors by which Iceberg knows that it was picked.
         """
-        branch = branch_of(app_id)
         try:
             history = self.history(spark)
             if version == NO_VERSION:
@@ -247,8 +239,8 @@ class IcebergTarget(Target):
             elif history.snapshots.get(version, {}).get(INTENT, self._written_by_us) != self._written_by_us:
                 parent = history.parents.get(version, NO_VERSION)
                 version = parent if parent in history.snapshots else version
-            if history.refs.get(branch) != version:
-                self._move(spark, branch, version)
+            if history.refs.get(branch_of(app_id)) != version:
+                self._move(spark, branch_of(app_id), version)
         except SPARK_FAULTS as error:
             LOG.warning(f"Iceberg table {self}: the last drain's snapshot may expire: {sentence_of(error)}")
 
