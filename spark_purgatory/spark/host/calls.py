@@ -35,7 +35,7 @@ class Broadcast:
             raise LimitError(
                 f"max_broadcast_bytes is {self.max_bytes:,}, but the events of one micro-batch have {size:,} or more, "
                 f"which go to each of {self.shards:,} shards because operations have several keys. Nothing was lost: "
-                "set scope= to a column that both inputs have, use fewer shards (spark-purgatory move), or make "
+                "set scope= to a column that both inputs have, use one shard (spark-purgatory move), or make "
                 "micro-batches smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger)"
             )
 
