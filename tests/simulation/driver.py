@@ -10,7 +10,18 @@ from spark_purgatory.spark.host import log_host
 from tests.simulation.judge import Wrong
 from tests.simulation.sink import Frame, SimulatedSender
 from tests.simulation.storage import Disk, Store
-from tests.simulation.tasks import ORDERS, Lost, Rows, States, StateStore, arrived, blob_task, log_task
+from tests.simulation.tasks import (
+    ORDERS,
+    Lost,
+    Query,
+    Rows,
+    States,
+    StateStore,
+    arrived,
+    blob_task,
+    following,
+    log_task,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -57,6 +68,8 @@ class Evaluation:
     names: dict[int, str]
     """Of the states."""
     states: dict[int, States]
+    first: Evaluation | None = None
+    """That of the first purgatory of a chain."""
 
 
 @dataclass
@@ -115,11 +128,25 @@ class Run:
         rows = simulation.scenario.rows(*checkpoint.offsets[batch_id], self.settings.timeout)
         if simulation.tried.setdefault(batch_id, rows.name) != rows.name:
             simulation.seen["a replay with other rows"] += 1
-        before = checkpoint.commits[batch_id - 1] if batch_id else {}
         use_release(self.settings)
+        found = self._evaluated(batch_id, query, rows)
+        if query.then is not None:
+            outcomes = [simulation.judge.meaning[number] for number in found.numbers]
+            second = self._evaluated(batch_id, query.then, following(rows, outcomes), query.partitions)
+            found = replace(second, names=found.names | second.names, first=found)
+        simulation.is_fresh = False
+        simulation.reach("after tasks")
+        self.evaluated[batch_id] = found
+        return found.numbers
+
+    def _evaluated(self, batch_id: int, query: Query, rows: Rows, first: int = 0) -> Evaluation:
+        """What one purgatory gives, whose state partitions are from the first one on."""
+        simulation, checkpoint = self.simulation, self.simulation.checkpoint
+        before = checkpoint.commits[batch_id - 1] if batch_id else {}
         found = Evaluation(rows, [], [], {}, {})
-        for partition in range(query.partitions):
-            attempts = self._attempts(rows, partition, checkpoint.states.load(batch_id, partition, before))
+        for at in range(query.partitions):
+            partition = first + at
+            attempts = self._attempts(query, rows, at, checkpoint.states.load(batch_id, partition, before))
             for number, (_, states) in enumerate(attempts):
                 name = checkpoint.states.name(f"{self.uuid} {number}")
                 checkpoint.states.save(batch_id + 1, partition, name, states)
@@ -130,15 +157,15 @@ class Run:
             found.names[partition] = checkpoint.states.name(f"{self.uuid} {counts}")
             found.states[partition] = attempts[counts][1]
             found.results += results
-        simulation.is_fresh = False
-        simulation.reach("after tasks")
-        found.numbers = [number for result in found.results for number in simulation.judge.numbers_of(result["blob"])]
-        self.evaluated[batch_id] = found
-        return found.numbers
+        blobs = [result["blob"] for result in found.results]
+        found.numbers = [number for blob in blobs for number in simulation.judge.numbers_of(blob, query.spec)]
+        return found
 
-    def _attempts(self, rows: Rows, partition: int, before: States) -> list[tuple[list[dict[str, Any]], States]]:
+    def _attempts(
+        self, query: Query, rows: Rows, partition: int, before: States
+    ) -> list[tuple[list[dict[str, Any]], States]]:
         """One to three attempts of a state partition's task that have a result, each with the rows in some order."""
-        simulation, query, draw = self.simulation, self.simulation.query, self.simulation.random
+        simulation, draw = self.simulation, self.simulation.random
         found: list[tuple[list[dict[str, Any]], States]] = []
         wanted = draw.choice((1, 1, 1, 2, 3))
         while len(found) < wanted:

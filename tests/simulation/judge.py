@@ -14,7 +14,7 @@ gave. Of these the judge demands:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from spark_purgatory.spark.sink.staged_view import _looked_at
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.storage import Disk
 from tests.simulation.table import Target
-from tests.simulation.tasks import CALLS
+from tests.simulation.tasks import CALLS, CHAINED_RULE
 from tests.support.engine_driver import NAMES, OWN, microseconds, multiset, outcome_rows
 from tests.support.evidence_worlds import told
 from tests.support.law_worlds import split_orphans
@@ -40,8 +40,7 @@ from tests.support.oracle_evidence import Evidence
 if TYPE_CHECKING:
     from tests.simulation.driver import Checkpoint, Evaluation
     from tests.simulation.simulation import Simulation
-    from tests.simulation.tasks import Rows
-    from tests.simulation.world import Scenario
+    from tests.simulation.tasks import Query, Rows
 
 COLUMNS = tuple(name for name in NAMES if name not in ("late", "reason"))
 MOST_ENTRIES = 60
@@ -67,11 +66,10 @@ class Judge:
     def committed(self, batch_id: int, evaluation: Evaluation) -> None:
         self.micro_batches[batch_id] = evaluation
 
-    def numbers_of(self, blob: bytes | None) -> list[int]:
+    def numbers_of(self, blob: bytes | None, spec: EngineSpec) -> list[int]:
         """A call's outcomes as numbers, which are the same for equal rows."""
         if blob is None:
             return []
-        spec = self.simulation.query.spec
         numbers, rows = CALLS.of(("numbers", spec, blob), lambda: _numbered(blob, spec))
         self.meaning.update(zip(numbers, rows, strict=True))
         return numbers
@@ -125,15 +123,20 @@ class Judge:
         """Everything, once the query has come to its end or is stopped for good."""
         table = self.simulation.table
         self._check(table.ours() - self.every, "the table has rows that are not committed, or has them twice")
-        self._check_counters()
-        self._check_oracle(is_over=not stopped)
+        query, batches = self.simulation.query, [each for _, each in sorted(self.micro_batches.items())]
+        firsts = [each.first or each for each in batches]
+        self._check_counters(firsts)
+        self._check_oracle(query, self.simulation.scenario.criterion, firsts, is_over=not stopped)
+        if query.then is not None:
+            self._check_counters(batches)
+            self._check_oracle(query.then, {"rule": CHAINED_RULE, "need": 1.0}, batches, is_over=not stopped)
         if stopped:
             return
         self._check(self.every - table.ours(), "rows are lost")
         self._check_bounds()
 
-    def _check_counters(self) -> None:
-        for batch_id, each in self.micro_batches.items():
+    def _check_counters(self, batches: Sequence[Evaluation]) -> None:
+        for batch_id, each in enumerate(batches):
             statuses = Counter(self.meaning[number]["status"] for number in each.numbers)
             names = [status.name for status in Status if status != Status.ORPHAN]
             counted = {name: sum(result[name.lower()] for result in each.results) for name in names}
@@ -144,14 +147,14 @@ class Judge:
             if received != len(each.rows.operations) or received - sum(counted.values()) != pending:
                 raise Wrong(f"micro-batch {batch_id} counted {received} operations, {pending} more waiting")
 
-    def _check_oracle(self, is_over: bool) -> None:
-        scenario = self.simulation.scenario
-        batches = [each for _, each in sorted(self.micro_batches.items())]
+    def _check_oracle(
+        self, query: Query, criterion: Mapping[str, Any], batches: Sequence[Evaluation], is_over: bool
+    ) -> None:
         rows = tuple(each.rows for each in batches)
-        names = tuple(each.name for each in rows)
-        said = CALLS.of(("oracle", scenario.query, names), lambda: _told(scenario, rows))
+        key = "oracle", query.spec, query.delay_ms, tuple(each.name for each in rows)
+        said = CALLS.of(key, lambda: _told(query, criterion, rows))
         for batch_id, (each, expected) in enumerate(zip(batches, said, strict=True)):
-            found = compared([self.meaning[number] for number in each.numbers], scenario.query.spec)
+            found = compared([self.meaning[number] for number in each.numbers], query.spec)
             if found != expected:
                 missing, others = dict(expected - found), dict(found - expected)
                 raise Wrong(f"micro-batch {batch_id}: the oracle says {missing}, and the outcomes are {others}")
@@ -179,23 +182,24 @@ def _operations(judge: Judge, evaluation: Evaluation) -> int:
     return sum(judge.meaning[number]["status"] != "ORPHAN" for number in evaluation.numbers)
 
 
-def _told(scenario: Scenario, batches: Sequence[Rows]) -> list[Counter[Any]]:
+def _told(query: Query, criterion: Mapping[str, Any], batches: Sequence[Rows]) -> list[Counter[Any]]:
     """What the oracle says of each micro-batch."""
-    spec, said, before = scenario.query.spec, [], Counter[Any]()
+    spec, said, before = query.spec, [], Counter[Any]()
+    clocks_ms = [max(rows.watermark_ms - query.delay_ms, 0) for rows in batches]
     evidence = None
     if spec.evidence is not None:
         evidence = Evidence(("note",), spec.evidence.most, spec.evidence.largest)
     types = {type(event["value"]) for rows in batches for event in rows.events}
-    early = EarlyOracle(scenario.criterion, spec.lookback_us, True, spec.whole_operations, types, evidence)
-    for rows in batches if not spec.final else ():
-        said.append(compared(early.step(*rows[:3]), spec))
-    for number, rows in enumerate(batches if spec.final else ()):
+    early = EarlyOracle(criterion, spec.lookback_us, True, spec.whole_operations, types, evidence)
+    for rows, clock_ms in zip(batches, clocks_ms, strict=True) if not spec.final else ():
+        said.append(compared(early.step(rows.operations, rows.events, clock_ms), spec))
+    for number, clock_ms in enumerate(clocks_ms if spec.final else ()):
         so_far = batches[: number + 1]
         everything = decide(
             [row for each in so_far for row in each.operations],
             [row for each in so_far for row in each.events],
-            watermark_us=rows.watermark_ms * 1000,
-            criterion=scenario.criterion,
+            watermark_us=clock_ms * 1000,
+            criterion=criterion,
             lookback_us=spec.lookback_us,
             doubles=True,
             whole_operations=spec.whole_operations,

@@ -33,8 +33,9 @@ from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
 from spark_purgatory.spark.host.warm_engines import WarmEngines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.placement import shard_label
-from tests.support.engine_driver import events_table, operations_table
+from tests.support.engine_driver import events_table, microseconds, operations_table
 from tests.support.spark_state import Handle, ShardState
+from tests.support.world_numbers import STEP_US
 
 MOST_KEPT = 20_000
 ORDERS = 3
@@ -67,6 +68,10 @@ class Query(NamedTuple):
     shards: int
     several: bool
     partitions: int
+    delay_ms: int = 0
+    """How far its clock is behind Spark's watermark, as that of a chain's second purgatory is."""
+    then: Query | None = None
+    """The second purgatory of a chain; the first is on the log host."""
 
 
 class Rows(NamedTuple):
@@ -77,6 +82,25 @@ class Rows(NamedTuple):
     watermark_ms: int
     name: str
     """Equal for the same rows."""
+
+
+CHAINED_RULE = "any_key"
+"""The rule of a chain's second purgatory."""
+
+
+def following(rows: Rows, outcomes: Sequence[dict[str, Any]]) -> Rows:
+    """The rows of a chain's second purgatory: what the first has completed, and the micro-batch's events once more."""
+    done = sorted((each for each in outcomes if each["status"] == "COMPLETED"), key=lambda each: str(each["row"]))
+    operations = [
+        {"id": each["row"], "keys": [each["id"]], "created": at_us, "deadline": at_us + 4 * STEP_US, "row": each["row"]}
+        for each, at_us in ((each, microseconds(each["resolved_at"])) for each in done)
+    ]
+    plain = {"kind": None, "value": None, "event_id": None, "operation_id": None}
+    events = [
+        {**plain, "key": f"op-{event['time'] // STEP_US % 12}", "time": event["time"] + STEP_US}
+        for event in rows.events
+    ]
+    return Rows(operations, events, rows.watermark_ms, f"{rows.name} then {operations}")
 
 
 class Calls:
@@ -196,7 +220,9 @@ def blob_task(query: Query, states: States, sent: Mapping[int, Sent], watermark_
 def _blob_call(query: Query, sent: Sent, blob: bytes | None, watermark_ms: int) -> tuple[dict[str, Any], BlobState]:
     state = GroupState(blob, watermark_ms)
     frame = pd.DataFrame({"side": [side for side, _ in sent], "blob": [each for _, each in sent]})
-    (result,) = stream_function(query.spec, query.shards)((0,), iter([frame] if sent else []), state)
+    (result,) = stream_function(query.spec, query.shards, None, query.delay_ms)(
+        (0,), iter([frame] if sent else []), state
+    )
     assert state.blob is not None
     return {str(name): result[name][0] for name in result}, BlobState(state.blob, state.timeout_ms)
 
@@ -256,7 +282,7 @@ class Host(LogHost):
     """The processor of one attempt."""
 
     def __init__(self, query: Query, worker: Worker, reach: Callable[[str], None]) -> None:
-        super().__init__(query.spec, LogHostOptions(query.shards, 1 << 30))
+        super().__init__(query.spec, LogHostOptions(query.shards, 1 << 30, None, query.delay_ms))
         self.worker, self.reach = worker, reach
 
     def reached(self, failpoint: str) -> None:

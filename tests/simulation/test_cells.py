@@ -13,13 +13,12 @@ from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.spark.move import tables
 from spark_purgatory.spark.sink import staged_view
-from tests.simulation.cells import CHECKS, HAPPENS, HOSTS, ON_SPARK, wrong_with
+from tests.simulation.cells import CELLS, CHECKS, HAPPENS, HOSTS, ON_SPARK, wrong_with
 from tests.simulation.planted import Patch, planted, timer_too_late
 from tests.support.now_and_then import EVERY_CASE
 
 
-@pytest.mark.parametrize("happens", HAPPENS)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("check", "happens"), CELLS)
 def test_a_check_holds_in_a_scenario(check: str, happens: str) -> None:
     number = list(CHECKS).index(check) + list(HAPPENS).index(happens)
     assert wrong_with(check, happens, HOSTS if EVERY_CASE else [HOSTS[number % 2]]) == ""
