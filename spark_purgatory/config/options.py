@@ -196,9 +196,7 @@ class SinkOptions(Options):
             raise ConfigError(f"give exactly one of path and table, got path={self.path!r}, table={self.table!r}")
         require_name(self.path or self.table, "path" if self.path else "table")
         if self.format == "iceberg" and self.path:
-            raise ConfigError(
-                f"format='iceberg' needs the name of a table, not path={self.path!r}: table='catalog.db.t'"
-            )
+            raise ConfigError(f"format='iceberg' needs a name, not path={self.path!r}: set table='catalog.db.t'")
         buffer_bytes, batch_bytes = self.bytes_of("buffer_memory"), self.bytes_of("batch_size")
         if buffer_bytes < batch_bytes:
             raise ConfigError(

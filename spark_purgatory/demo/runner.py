@@ -91,8 +91,8 @@ def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
         found = json.loads(marker.read_text(encoding="utf-8"))
         if {name: found.get(name) for name in wanted} != wanted:
             raise ConfigError(
-                f"{folder} has a demo of {found['operations']:,} operations with seed {found['seed']}: name another "
-                "--dir, or remove it"
+                f"{folder} has a demo of {found['operations']:,} operations with seed {found['seed']}: continue it "
+                "with the same --operations and --seed, or name another --dir"
             )
         console.print(f"Continuing the demo in {folder}", highlight=False)
         return

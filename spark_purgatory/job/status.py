@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
@@ -114,7 +114,8 @@ def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
     try:
         claims = [dict(json.loads(each.read_text())) for each in files]
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{folder / CLAIM} is damaged: bring it back from a copy of the checkpoint") from error
+        what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
+        raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
     intent = ledger.intent
     last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))

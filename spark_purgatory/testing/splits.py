@@ -49,7 +49,7 @@ def splits(
     waiting = [("created", row) for row in operations] + [("time", row) for row in events]
     times = [row[field] for field, row in waiting if row.get(field) is not None]
     if min(times, default=1) <= 0:
-        raise ValueError(f"a row at {min(times)} us can never be on time: the first watermark is 0")
+        raise ValueError(f"a row at {min(times)} us can never be on time: give one after the first watermark, 0")
     if min(operations_delay_us, events_delay_us, lookback_us) < 0 or n_batches < 1:
         durations = f"{operations_delay_us=}, {events_delay_us=}, {lookback_us=}"
         raise ValueError(f"{n_batches=} must be at least 1, and durations must not be negative: {durations}")

@@ -266,7 +266,9 @@ class PurgatoryTester:
             raise ConfigError(f"{watermark=!s} is not after 1970, where a watermark begins: give a later time")
         if watermark_ms < self._now.watermark_ms:
             raise ConfigError(
-                f"{watermark=!s} is before {self.watermark or 'the end'} and never goes back: give a later one"
+                f"{watermark=!s} is before {self.watermark}, and a watermark never goes back: give a later one"
+                if self.watermark
+                else f"{watermark=!s} is after finish(), which decides everything: make another PurgatoryTester"
             )
         return watermark_ms
 

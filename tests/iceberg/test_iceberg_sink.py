@@ -264,7 +264,7 @@ def test_staged_rows_are_read_with_the_table(stream: Stream, monkeypatch: pytest
 
 
 def test_a_path_and_a_table_of_another_format_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="format='iceberg' needs the name of a table"):
+    with pytest.raises(ConfigError, match="format='iceberg' needs a name, not path='/lake/t': set table="):
         RecordAccumulator(path="/lake/t", format="iceberg")
     spark.sql("CREATE TABLE IF NOT EXISTS plain (n bigint, part bigint) USING parquet")
     stream = Stream(spark, tmp_path, RecordAccumulator(table="plain", format="iceberg"))

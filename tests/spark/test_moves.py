@@ -46,7 +46,7 @@ SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
     ),
     (
         "operations",
-        "table 'operations' has more columns, why: drop them",
+        "table 'operations' has columns not in the export: drop why",
         lambda rows: rows.withColumn("why", F.lit(1)),
     ),
     (
@@ -66,13 +66,13 @@ SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
     ("counts", "table 'counts' does not have the columns format int", lambda rows: rows.drop("format")),
     (
         "counts",
-        "column 'manifest', cannot be read, so it was edited: copy table 'counts'",
+        "column 'manifest', was edited and cannot be read: copy table 'counts'",
         lambda rows: rows.withColumn("manifest", F.lit("{}")),
     ),
     *(
         ("counts", f"column 'manifest', {said}", partial(with_manifest, old=old, new=new))
         for said, old, new in (
-            ("cannot be read, so it was edited", '"ids": [0-9]+', '"ids": "many"'),
+            ("was edited and cannot be read", '"ids": [0-9]+', '"ids": "many"'),
             ("does not match the state of source=", '"operations": ', '"operations": 1'),
             ("does not match the state of source=", '"watermark_ms": ', '"watermark_ms": 1'),
             ("does not match the state of source=", '"received": ', '"received": 1'),

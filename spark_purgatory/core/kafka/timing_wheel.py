@@ -44,7 +44,7 @@ class TimingWheel:
 
     def __init__(self, wheel_size: int, clock: int) -> None:
         if wheel_size < 2:
-            raise ConfigError(f"wheel_size must be at least 2, got {wheel_size}: with 1 no level reaches further")
+            raise ConfigError(f"wheel_size must be at least 2, got {wheel_size}: a level must reach past the one below")
         self.wheel_size = wheel_size
         self.clock = clock
         self.spans: list[int] = [1]

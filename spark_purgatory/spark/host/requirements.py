@@ -66,8 +66,8 @@ def check_streaming(
     manager = settings(FILE_MANAGER, "") or ""
     if manager.endswith(KEEPS_OLD_FILES) and not settings(LOCAL_FILES, ""):
         raise ConfigError(
-            f"the session has {FILE_MANAGER}={manager!r}, which may not replace a file: after a crash the state would "
-            "be that of a micro-batch's first run and the rows those of its last. Leave it unset"
+            f"the session has {FILE_MANAGER}={manager!r}, which may keep an old file instead of replacing it. After "
+            "a crash, the state would be that of a micro-batch's first run, and the rows those of its last. Unset it"
         )
     where = f"checkpoint={checkpoint!r}" if fixed else "the session"
     if (policy := (fixed or {}).get(POLICY) or settings(POLICY, "min") or "min").lower() != "min":

@@ -74,7 +74,7 @@ def _check_columns(folder: str, name: str, there: Mapping[str, str], wanted: Map
             f"tables={folder!r}: table {name!r} must have {', '.join(wrong)}: write the columns as export_state did"
         )
     if more := [each for each in there if each not in wanted]:
-        raise ConfigError(f"tables={folder!r}: table {name!r} has more columns, {', '.join(more)}: drop them")
+        raise ConfigError(f"tables={folder!r}: table {name!r} has columns not in the export: drop {', '.join(more)}")
 
 
 def _faults(name: str, rows: DataFrame, rules: TableRules) -> list[Fault]:

@@ -36,9 +36,7 @@ class OldCheckpoint:
         """Read a checkpoint. Raises ConfigError, with the name ``field``, if no query can continue from it."""
         metadata = files.read(f"{path}/metadata") if files.exists(f"{path}/metadata") else ""
         if metadata == UNFINISHED:
-            raise ConfigError(
-                f"{field}={path!r} is an unfinished move: pass the checkpoint that it was being made from"
-            )
+            raise ConfigError(f"{field}={path!r} is an unfinished move and lacks state: pass the source of that move")
         commits, begun = (batches_in(files, f"{path}/{name}") for name in ("commits", "offsets"))
         if not commits:
             raise ConfigError(

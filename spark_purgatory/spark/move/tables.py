@@ -193,7 +193,7 @@ def manifest_in(text: str, where: str) -> Manifest:
         manifest = Manifest(**json.loads(text))
         return replace(manifest, rows={name: int(manifest.rows[name]) for name in TABLES})
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{where}, column 'manifest', cannot be read, so it was edited: {COPY_AGAIN}") from error
+        raise ConfigError(f"{where}, column 'manifest', was edited and cannot be read: {COPY_AGAIN}") from error
 
 
 def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:

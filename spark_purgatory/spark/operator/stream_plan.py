@@ -101,8 +101,8 @@ def plan_of(frame: DataFrame) -> list[Node]:
         lines, deeper = _explained(one, "{frame}"), _explained(one, "(SELECT * FROM {frame})")
     if not lines or len(deeper) != len(lines) + 2:
         raise ConfigError(
-            "Spark does not explain the whole plan of the stream, so its watermark and its checkpoint cannot be "
-            "checked. Nothing was started: look at the output of EXPLAIN EXTENDED for it"
+            "Spark does not explain the whole plan of the stream, so it cannot be checked. Nothing was started. Find "
+            "the operation that explain(extended=True) cuts, write its rows to a table, and stream from the table"
         )
     texts: list[str] = []
     for line, moved in zip(lines, deeper[2:], strict=True):

@@ -233,9 +233,9 @@ class AccumulatorQuery:
         for other in self._spark.streams.active:
             if other.id == self._query.id:
                 raise ForeignWriterError(
-                    f"checkpoint {self.checkpoint} is used by query run {other.runId} now, which Spark started after "
-                    f"this one ({self._query.runId}) and which brings the staged rows to the table. This run drains "
-                    "nothing any more: flush or close the accumulator of the other run"
+                    f"checkpoint {self.checkpoint} is used by query run {other.runId} now, which brings the "
+                    f"staged rows to the table. This run, {self._query.runId}, has ended: call flush() or close() on "
+                    "the accumulator of the other run"
                 )
         if not self._sender.is_true(self._spark):
             last = self._sender

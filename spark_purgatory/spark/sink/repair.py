@@ -75,9 +75,9 @@ def _decided(spark: SparkSession, target: Target, app_id: str, name: str, entrie
         true = next((entry for entry in entries if entry.body["uuid"] == commit.intent_uuid), None)
         if true is None:
             raise ForeignWriterError(
-                f"table {target} holds transaction {number} of app id {app_id!r}, which belongs to neither "
-                f"{' nor '.join(entry.path for entry in entries)}: someone else writes to the table with the query's "
-                f"app id. Nothing was changed. Stop them, and {START_OVER}"
+                f"table {target} has drain {number} of app id {app_id!r}, but neither log entry of that number made it "
+                f"({', '.join(entry.path for entry in entries)}), so another writer uses the query's app id. Nothing "
+                f"was changed. Stop that writer, and {START_OVER}"
             )
         why = f"version {commit.version} of table {target} is its commit"
     elif not all(map(history.is_whole_since, since)):

@@ -175,7 +175,7 @@ def _check_new_columns(spark: SparkSession, target: Target, schema: T.StructType
     if len({name.lower() for name in partition_by}) < len(partition_by):
         reasons.append(f"partition_by={list(partition_by)!r} names a column twice: name it once")
     if reasons:
-        raise ConfigError(f"table {target} cannot hold the stream: {'; '.join(reasons)}. Nothing was started")
+        raise ConfigError(f"table {target} cannot hold the stream, so nothing was started: {'; '.join(reasons)}")
 
 
 def _check_special(target: Target, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:

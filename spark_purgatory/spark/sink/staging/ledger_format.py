@@ -95,7 +95,7 @@ def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
         _check_last_intent(ledger, [entry.body for entry in known.values()], folder)
         return ledger
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StagingError(f"an entry of {folder}/log was written by another release: run that release") from error
+        raise StagingError(f"{folder}/log is of another release: run the one that wrote the checkpoint") from error
 
 
 def _replayed(bodies: dict[str, Body]) -> Ledger:

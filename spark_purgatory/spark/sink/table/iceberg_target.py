@@ -151,11 +151,12 @@ class IcebergTarget(Target):
         if written is None and branch_of(app_id) in history.refs:
             return False  # A written snapshot stays on the branch until it is picked.
         raise StorageError(
-            f"Iceberg table {self} does not show whether it has drain {intent.number}: snapshots since "
-            f"{intent.base_version} expired before the drain was read back, and none of its files is there, so it was "
-            "never committed, or its files were rewritten. Nothing was written, and staged rows wait. Look for its "
-            f"rows in the table, and say what you found: ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = "
-            f"'{COMMITTED}' or '{NOT_COMMITTED}'). Then start again. Keep snapshots longer than the query may be down"
+            f"Iceberg table {self} does not show whether it has drain {intent.number}. Snapshots since "
+            f"{intent.base_version} expired before the drain was read back, and the table has none of its files: it "
+            "was not committed, or its files were rewritten. Nothing was written, and staged rows wait. Look in the "
+            f"table for any row of the checkpoint's Parquet file staging/{intent.taken[0].path}. If it is there, run "
+            f"ALTER TABLE {self} SET TBLPROPERTIES ('{SAYS}{intent.uuid}' = '{COMMITTED}'), else the same with "
+            f"'{NOT_COMMITTED}', and start again. Keep snapshots longer than the query may be down"
         )
 
     def _has_files(self, spark: SparkSession, snapshot: int) -> bool:
