@@ -17,7 +17,7 @@ HEAD = """# Configuration
 
 An option has the same name in Python and in the job's YAML file. A column is a name or, in Python, also a `Column`
 expression. A duration is text such as "30 minutes", or a `timedelta`. A size is text such as "128 MiB", or a number of
-bytes. Python's None is `null` in YAML. A criterion in YAML: [Criteria](criteria.md).
+bytes. Python's None is `null` in YAML. [Criteria](criteria.md) shows criteria in YAML.
 """
 PARTS = (
     ("Operations", "operations", Operations),
@@ -34,16 +34,16 @@ REST = """
 | `name`<br>text (await_completion) | The query's name, in logs and metrics. |
 | `checkpoint`<br>text (required) | The query's checkpoint. |
 | `trigger`<br>`processingTime: 10 seconds` (default), `availableNow: true` | When a micro-batch starts. |
-| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | [Their places](metrics.md). |
+| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | Where [metrics](metrics.md) go. |
 | `dead_letters`<br>`path`, `checkpoint` | A Delta table of [rows that cannot be read](operations.md). |
 | `state_store`<br>hdfs, rocksdb (default) | Where Spark keeps the state ([State store](choosing.md#state-store)). |
-| `packages`<br>list of texts | Maven coordinates, such as Kafka's source. |
+| `packages`<br>list of texts | Maven coordinates, such as those of Kafka's source. |
 | `spark`<br>settings by name | Settings of the Spark session. |
 | `summary`<br>true (default), false | The run ends with a table of its outcomes. |
-| `heartbeats`<br>true (default), false | With `idle_after`: false while a backlog is read. |
+| `heartbeats`<br>true (default), false | Set false while `idle_after` inputs read a backlog. |
 
-`source`, in `operations` and `completions`, is where an input is read from: [Sources](sources.md), and [From Kafka
-topics](how-to/kafka.md). Instead of a table `output` takes a `topic`, and `options` of its producer.
+`operations` and `completions` also have a `source`, the place of their rows: [Sources](sources.md), [From Kafka
+topics](how-to/kafka.md). Instead of a table, `output` takes a `topic` and the `options` of its producer.
 """
 PAGE, LINK = re.compile(r"\bdocs/([\w/-]+\.md)"), r"[\1](\1)"
 TAKES: dict[Any, str] = {

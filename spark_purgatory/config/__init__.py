@@ -1,4 +1,4 @@
-"""The options that users give: frozen, checked when they are made, with errors that name field, value and remedy."""
+"""Options that users set: frozen, and checked when they are made. Errors name the field, its value and the remedy."""
 
 from spark_purgatory.config.options import Completions, Operations, SinkOptions
 from spark_purgatory.config.purgatory_options import PurgatoryOptions

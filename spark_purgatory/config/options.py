@@ -27,29 +27,29 @@ class NamedPurgatory(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Operations(Options):
-    """The stream of operations: their ids, the keys on which they wait, and the times at which they start and end.
+    """The stream of operations: their ids, their keys, and the times at which they start and end.
 
     Args:
         id: The operation's id.
-        keys: The keys of its events: one column, a list of columns, or an array column.
+        keys: The keys on which its events arrive: one column, a list of columns, or an array column.
         created: The timestamp from which it waits.
         timeout: A duration for all, or a column of day-time intervals (a day is 24 hours) or of whole numbers of
             ``timeout_unit``. Give this or ``deadline``.
         timeout_unit: The unit of a ``timeout`` column of whole numbers.
         deadline: The timestamp until which it waits.
-        watermark: The delay with which operations may arrive out of order. A stream must have one; a batch needs none.
+        watermark: How far operations may arrive out of order (the delay). A stream must have one; a batch needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
-            ``watermark`` is then the delay of its outcomes behind the query's watermark.
-        removed_columns: Columns of the checkpoint to give up although the query has a new column of the same type.
-            Otherwise they look renamed, and the query is refused. A struct's field is named by its path
-            ("address.city", "lines.element.city").
-        exclude: Columns that outcomes leave out: a ``timeout`` of intervals, which Delta cannot store, or columns that
-            only a ``criterion`` reads. `pending` shows them.
+            ``watermark`` is then how far its outcomes may be behind the query's watermark.
+        removed_columns: Columns of the checkpoint that the query has dropped. With a new column of the same type this
+            looks like a rename, which is refused unless the old one is named here. A struct's field is named by its
+            path ("address.city", "lines.element.city").
+        exclude: Columns that outcomes leave out, such as a ``timeout`` of intervals, which Delta cannot store, or
+            columns that only a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
-    binary. Columns that are compared with them must have the same type. A timestamp is compared by its instant and
-    shown in UTC: "2026-10-25 00:30:00.5Z".
+    binary. Compared columns must have one type; whole numbers may differ in size, decimals in precision. A timestamp is
+    compared by its instant and shown in UTC: "2026-10-25 00:30:00.5Z".
 
     Raises:
         ConfigError: A field has a wrong value, or ``timeout`` and ``deadline`` are both given, or neither.
@@ -113,21 +113,21 @@ class Completions(Options):
     Args:
         key: The key on which the event completes operations. It may be null if ``operation_id`` is not.
         time: The timestamp of the event.
-        value: The number that sums and levels read, exact in its own type: double, whole number or decimal. For an
-            ``extend`` event: seconds.
-        kind: ``complete`` (or null), ``fail`` (the key has failed), ``cancel``, ``force`` (completes) or ``extend``
-            (moves the deadline to the event's time + value). Without it all are ``complete``.
-        operation_id: The event applies to that operation alone, on the event's key; if it is null, to every operation
-            on the key. A control event without a key applies to all keys of the operation, if operations have several
-            keys or with ``scope``; otherwise it is rejected.
-        event_id: An event id counts once for an operation, however often and on whichever of its keys it is delivered.
-            A key is satisfied by any delivery on it.
-        columns: Columns of the events that outcomes carry in a struct ``event``: the key, time, value and event id of
-            the event that decided, then these.
-        watermark: The delay with which events may arrive out of order, as in `Operations`.
+        value: The number that sums and levels read: double, whole number or decimal, compared exactly. For an
+            ``extend`` event, seconds.
+        kind: ``complete`` (or null), or a control event: ``fail`` (the key has failed), ``cancel``, ``force``
+            (completes) or ``extend`` (moves the deadline to the event's time + value). Without it all are ``complete``.
+        operation_id: The event applies only to this operation, on the event's key; if it is null, to every operation on
+            the key. A control event without a key applies to all keys of the operation; without several keys or
+            ``scope`` it is rejected.
+        event_id: Events with one id count once for an operation, even on several of its keys. Each delivery satisfies
+            its own key.
+        columns: Columns of the deciding event that outcomes have in a struct ``event``, after its key, time, value and
+            event id.
+        watermark: How far events may arrive out of order, as in `Operations`.
         idle_after: As in `Operations`.
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
-            ``watermark`` is then the delay of its outcomes behind the query's watermark.
+            ``watermark`` is then how far its outcomes may be behind the query's watermark.
 
     Raises:
         ConfigError: A field has a wrong value; the message names it and the remedy.
@@ -171,7 +171,7 @@ def watermark_ms(side: Operations | Completions) -> int:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SinkOptions(Options):
-    """The options of `spark_purgatory.RecordAccumulator`, which describes them (Kafka: the producer's configuration).
+    """The options that `spark_purgatory.RecordAccumulator` describes (Kafka: the producer's configuration).
 
     Raises:
         ConfigError: A field has a wrong value; the message names it and the remedy.

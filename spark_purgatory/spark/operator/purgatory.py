@@ -175,22 +175,22 @@ class Purgatory(PurgatoryOptions):
         emit: When an outcome is emitted: "early", in the micro-batch that first meets its criterion; "final", once no
             earlier event can arrive, so that the table does not depend on the order of arrival.
         shards: The number of groups over which operations are spread by key (docs/choosing.md). The checkpoint fixes
-            it. With None every key is a group, for few and busy keys.
+            it. With None every key is a group, which suits a few busy keys.
         lookback: An event counts if it is at most this much earlier than the operation's created time.
-        max_future: A time further ahead of processing time is rejected and does not move the watermark.
-        tick: Deadlines are rounded up to it; at least 1 millisecond.
+        max_future: Rows further ahead of processing time than this are rejected and do not move the watermark.
+        tick: Deadlines are rounded up to a multiple of it, at least 1 millisecond.
         prefix: Put before the names of the outcome's columns.
-        scope: A column of both inputs, of a type allowed for keys. Keys and ids are unique within its value, and it
-            routes rows. Operations with several keys then need no broadcast (docs/choosing.md).
-        evidence: With "all", outcomes (EXPIRED ones too) have an array ``events`` of all events that counted up to
-            ``resolved_at``, sorted by time, and the struct ``event`` (see `Completions`).
+        scope: A column of both inputs, of a type allowed for keys, such as the tenant. It routes rows, and a key or id
+            under another value is a different one. Several keys then need no broadcast (docs/choosing.md).
+        evidence: With "all", outcomes (EXPIRED ones too) have the struct ``event`` (see `Completions`) and an array
+            ``events``: all that counted up to ``resolved_at``, by time.
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` counts all.
-        evidence_order: "time" sorts events by time, and ``event`` is the one that decided. "value" puts the largest
-            `Completions.value` first, the earliest of equal ones, and ``event`` is the first, such as the winning bid
-            with `criteria.until_deadline`. "value" needs neither ``evidence`` nor ``columns``.
-        orphans: The events that become ORPHAN rows: "none"; "control", control events that count for no operation;
-            "all", every such event, with the reason: late, already ended, not taken, past deadline, no such operation,
-            or rejected. Outcomes then also have the columns `schema.ORPHAN_COLUMNS`.
+        evidence_order: "time" sorts events by time, and ``event`` is the deciding one. "value" sorts by
+            `Completions.value`, largest first, then time. ``event`` is then the first, such as the winning bid with
+            `criteria.until_deadline`, even without ``evidence`` or ``columns``.
+        orphans: Which events that count for no operation become ORPHAN rows: "none", "control" events, or "all", with
+            the reason: late, already ended, not taken, past deadline, no such operation, or rejected. Outcomes then
+            also have the columns `schema.ORPHAN_COLUMNS`.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events of a micro-batch that go to all shards; more stop the query.
@@ -198,8 +198,8 @@ class Purgatory(PurgatoryOptions):
             The checkpoint fixes the host.
         max_warm_bytes: With "transformWithState", bytes of shards in the memory of an executor's Python workers. Other
             shards are loaded from the checkpoint in each micro-batch.
-        name: Name of a micro-batch's counters (`schema.COUNTERS`) in the query's ``observedMetrics``. `gauges` returns
-            totals.
+        name: The name of each micro-batch's counters (`schema.COUNTERS`) in the query's ``observedMetrics``. `gauges`
+            returns totals.
 
     Raises:
         ConfigError: A field has a wrong value. The message has its name and the remedy.

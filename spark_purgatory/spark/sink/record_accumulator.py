@@ -41,22 +41,23 @@ OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RecordAccumulator(SinkOptions):
-    """Writes a stream into a Delta or Iceberg table in files of a good size, each row exactly once (Kafka:
+    """Writes a stream into a Delta or Iceberg table in large files, each row exactly once (Kafka:
     ``RecordAccumulator``).
 
     Args:
-        path: Folder of the table; give this or ``table``. The first drain creates a missing table.
+        path: Folder of the table; give this or ``table``. The first commit creates a missing table.
         table: Name of the table; give this or ``path``.
         format: "iceberg" needs a ``table`` (docs/how-to/iceberg.md). Without this option an existing table keeps its
             format, and a new one is a Delta table.
         partition_by: Columns that partition the table; an existing table has its own. If the table computes a partition
-            column that the stream lacks (GENERATED ALWAYS AS), rows of several of its values wait together, and a drain
-            writes a file for each value, smaller than ``batch_size``.
-        batch_size: Wanted size of a file of each table partition (``batch.size``).
+            column that the stream lacks (GENERATED ALWAYS AS), rows wait together whatever its value. A commit writes
+            one file for each value, smaller than ``batch_size``.
+        batch_size: The file size to aim at in each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
-        max_block: How long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
-        retry_backoff: The first wait after a failed drain. It doubles with each failure, up to ten times the first
+        max_block: How long a micro-batch waits for room, and a flush for a failing table, before they fail
+            (``max.block.ms``).
+        retry_backoff: The first wait after a failed commit. It doubles with each failure, up to ten times the first
             (``retry.backoff.ms``).
         delivery_timeout: How long rows may wait for a failing table before the query stops. They stay staged
             (``delivery.timeout.ms``).
