@@ -1,4 +1,4 @@
-"""Tools for tests of a purgatory: a tester without a stream, assertions for streams, and ways to deliver rows.
+"""Tools for tests of a purgatory: a tester without a stream, assertions for streams, and random orders of delivery.
 
 Importing this package imports no Spark. `PurgatoryTester` and the assertions import it when they are first used.
 """

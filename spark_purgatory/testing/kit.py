@@ -1,7 +1,7 @@
 """A test kit for your own purgatory: your two DataFrames as streams, in random micro-batches, with restarts.
 
-In every order and split of your rows, the outcomes of ``emit="final"`` are those of a batch query, and under
-``emit="early"`` the statuses are. The kit tries some orders, with your columns and your configuration::
+With ``emit="final"`` a stream gives the outcomes of a batch query, in whatever order and split its rows arrive. With
+``emit="early"`` it gives the same statuses. The kit tries some orders, with your columns and configuration::
 
     def test_our_orders_come_out_alike_however_they_arrive(spark, tmp_path):
         outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
@@ -48,18 +48,19 @@ def assert_stream_equals_batch(
 ) -> DataFrame:
     """Stream both DataFrames in random micro-batches and compare the outcomes with those of a batch query.
 
-    Every row is on time. Operations that the last watermark leaves pending are pending in both. Times must be after
+    Every row is on time. Operations that wait at the last watermark have no outcome in either. Times must be after
     1970.
 
     Under ``emit="early"`` only the operations' own columns and ``status`` are compared, because the others depend on
-    the order of arrival. With control events, or an id on several rows, the statuses do too: these are refused.
+    the order of arrival. Control events, or several rows with one id, are then refused: statuses would also
+    depend on it.
 
     Args:
         purgatory: The configuration under test.
         operations: A batch DataFrame of operations.
         completions: A batch DataFrame of events.
         folder: An empty folder for the streams' files and the checkpoint.
-        seed: Another seed gives another order of arrival and another split.
+        seed: The seed of the random order of arrival and split.
         batches: The number of micro-batches.
         restarts: The largest number of restarts on the same checkpoint.
 
@@ -100,7 +101,7 @@ def stream_outcomes(
 ) -> tuple[DataFrame, int]:
     """Stream both DataFrames in random micro-batches; arguments as in `assert_stream_equals_batch`.
 
-    A restart is left out unless rows of both inputs follow.
+    A restart is left out if rows of both inputs do not follow it.
 
     Returns:
         The outcomes, and the last watermark in microseconds since 1970.
@@ -144,7 +145,7 @@ def assert_outcomes_equal(
     Args:
         left: Outcomes.
         right: Outcomes.
-        where: Text for the message.
+        where: Text that the error's message includes.
         ignore: Columns that may differ; ``late`` depends on the order of arrival.
 
     Example::
@@ -181,16 +182,16 @@ def assert_exactly_once(
     may_be_pending: bool = False,
     status: str = "status",
 ) -> None:
-    """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has one.
+    """Raise AssertionError unless there is exactly one outcome for each row of operations, and no other outcome.
 
-    It fits any pipeline as well: rows that go in, and a table in which each must come out once.
+    You can use it for any pipeline that must write each row into a table exactly once.
 
     Args:
         operations: The rows that went in.
         outcomes: The rows that came out; ORPHAN rows are left out.
         id: The column, or columns, in both that identify an operation.
         may_be_pending: True if operations may still wait.
-        status: The outcomes' column of the status, for example "outcome_status" with ``prefix``. Without such a column
+        status: The outcomes' status column, for example "outcome_status" with ``prefix``. Without such a column
             all rows count.
 
     Raises:

@@ -43,8 +43,8 @@ def splits(
 ) -> list[Batch]:
     """Cut rows into `n_batches` micro-batches in a random order, with every row on time.
 
-    Three empty batches follow: the first at the watermark that the rows left, the last after every decision. Rows
-    without a time may come at any moment and move nothing.
+    Three empty batches follow. The first has the watermark after all rows, the last one at which everything is decided.
+    Rows without a time may be in any batch and do not move the watermark.
     """
     waiting = [("created", row) for row in operations] + [("time", row) for row in events]
     times = [row[field] for field, row in waiting if row.get(field) is not None]
@@ -79,7 +79,7 @@ def splits(
 def watermark_us_after(
     rows: Iterable[tuple[str, Row]], latest_us: dict[str, int], delays_us: dict[str, int], before_us: int
 ) -> int:
-    """Take a batch's rows, each with the name of its time field, into `latest_us`; returns the watermark."""
+    """Return the watermark after a batch of (time field, row), and update `latest_us`, each field's latest time."""
     for field, row in rows:
         if row.get(field) is not None:
             latest_us[field] = max(row[field], latest_us.get(field, row[field]))

@@ -59,8 +59,8 @@ class TesterState(NamedTuple):
 class PurgatoryTester:
     """A purgatory under test: give rows, move the watermark, and read outcomes and waiting operations.
 
-    The engine, its state's bytes and the checks of types are those of a query; only the rows come from you. Every step
-    restores the engine from its state and saves it, like every micro-batch: a test covers restarts, and a step that
+    The engine, its state's format and the checks of types are those of a query; only the rows come from you. Like a
+    micro-batch, every step restores the engine from its state and saves it. So a test covers restarts, and a step that
     raises changes nothing. There is one shard, because outcomes do not depend on the number of shards.
 
     Processing time has no effect here: the watermark moves only when you move it (``watermark=`` of both inputs is the
@@ -122,7 +122,7 @@ class PurgatoryTester:
             operations: Rows as dicts by column name, or a ``pyarrow.Table``. A column that a dict lacks is null.
             completions: Rows of events, in the same forms.
             watermark: The watermark at which the rows arrive: a datetime with a time zone, rounded down to
-                milliseconds. By default it does not move. In a stream, it is the one that earlier micro-batches left.
+                milliseconds. By default it does not move. A stream uses that of its earlier micro-batches.
 
         Returns:
             The outcomes of this step, as dicts. Times are datetimes in UTC, or ints of microseconds since 1970 after
@@ -248,7 +248,7 @@ class PurgatoryTester:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The counts of all steps: `spark_purgatory.schema.COUNTERS` without the last two, and
+        """The counts of all steps: `spark_purgatory.schema.COUNTERS` up to ``operations_late``, and
         `spark_purgatory.schema.REJECTION_COUNTERS`. They are 0 before the first operation.
         """
         if self._now.state is None or self._now.plan is None:

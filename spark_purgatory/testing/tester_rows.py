@@ -1,8 +1,8 @@
 """Rows of a test, lists of dicts or Arrow tables, as tables with the types that Spark would give them.
 
-The types are those of a schema, or of the first rows, as in ``spark.createDataFrame``: an int is a bigint, a str a
-string, a `datetime` with a time zone a timestamp, a `timedelta` a day-time interval. Later rows must fit these types. A
-value that does not fit is an error that names the column; it is not rounded or guessed.
+The types are those of a schema, or of the first rows, as in ``spark.createDataFrame``: an int becomes a bigint, a
+str a string, a `datetime` with a time zone a timestamp, a `timedelta` a day-time interval. Later rows must fit these
+types. An error names the column of a value that does not fit; no value is rounded or guessed.
 """
 
 from __future__ import annotations
