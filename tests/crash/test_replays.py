@@ -24,7 +24,7 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.crash_child import BUGS, kill_at, session
 from tests.support.now_and_then import now_and_then
-from tests.support.replays import Replays, Settings
+from tests.support.replays import Died, Replays, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("applyInPandasWithState", "transformWithState")
@@ -44,10 +44,6 @@ SCENES = {
     "the rows come in other partitions": Settings(order=5, partitions=4),
     "the time-out is another one": Settings(timeout="60 minutes"),
 }
-
-
-class Died(Exception):
-    """A failpoint was reached."""
 
 
 def scene(spark: SparkSession, folder: Path, host: str) -> Replays:

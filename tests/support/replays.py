@@ -47,6 +47,10 @@ PAYMENTS = pa.schema(
 )
 
 
+class Died(Exception):
+    """A failpoint was reached."""
+
+
 class OtherSteps(log_host.LogHost):
     """The log host of a release with another version of the engine's steps."""
 

@@ -7,7 +7,12 @@ import pytest
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, faults_of, logs_of, needed
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
-ENTRY = 'v1\n{"path":"file:///in/000.parquet","timestamp":1,"batchId":0}\n{"path":"b","timestamp":1,"batchId":0}'
+
+
+def entry(number: int) -> str:
+    return "\n".join(
+        ["v1", *(f'{{"path":"{path}","timestamp":1,"batchId":{number}}}' for path in ("file:///in/a", "b"))]
+    )
 
 
 def offsets(*sources: str) -> str:
@@ -18,7 +23,7 @@ SOUND = {
     "metadata": '{"id":"6efee18f"}',
     **{f"offsets/{n}": offsets(f'{{"logOffset":{n}}}', "-") for n in range(4)},
     **{f"commits/{n}": COMMIT for n in range(3)},
-    **{f"sources/0/{n}": ENTRY for n in range(4)},
+    **{f"sources/0/{n}": entry(n) for n in range(4)},
 }
 
 
@@ -31,7 +36,7 @@ def told(texts: dict[str, str]) -> list[str]:
 
 def test_a_sound_checkpoint_has_no_fault() -> None:
     assert told(SOUND) == []
-    compacted = {**SOUND, **{f"sources/0/{n}": ENTRY for n in range(4, 9)}, "sources/0/9.compact": ENTRY}
+    compacted = {**SOUND, **{f"sources/0/{n}": entry(n) for n in range(4, 9)}, "sources/0/9.compact": entry(3)}
     compacted |= {"offsets/4": offsets('{"logOffset":9}', "-")}
     assert told(compacted) == []
     for gone in ("sources/0/0", "sources/0/8", "offsets/0", "commits/0"):
@@ -40,7 +45,7 @@ def test_a_sound_checkpoint_has_no_fault() -> None:
     assert told({"metadata": UNFINISHED, "commits/0": COMMIT}) == [], "half of one that is moved, which others say"
     others = offsets('{"topic":{"0":5}}', '{"reservoirVersion":4,"index":-1}', "7")
     assert told({**SOUND, "offsets/3": others}) == [], "other sources"
-    assert told({**SOUND, "sources/0/4": ENTRY}) == [], "found, and not planned yet"
+    assert told({**SOUND, "sources/0/4": entry(4)}) == [], "found, and not planned yet"
 
 
 @pytest.mark.parametrize("path", ["metadata", "offsets/3", "offsets/2", "commits/2", "sources/0/3", "sources/0/0"])
@@ -70,3 +75,23 @@ def test_offsets_of_a_committed_micro_batch_that_are_gone_are_named() -> None:
     for gone in (("offsets/3", "offsets/2"), ("offsets/2",)):
         left = {path: text for path, text in SOUND.items() if path not in gone}
         assert told(left)[0].startswith("offsets/2 is missing, but its micro-batch is committed")
+
+
+def test_a_commit_that_is_gone_is_named_if_spark_would_not_find_the_state_of_the_micro_batch_after_it() -> None:
+    """Spark ran the last micro-batch all the same, and the error was that its state is missing."""
+    named = {**SOUND, **{f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[]}}' for n in range(3)}}
+    assert told(named) == []
+    left = {path: text for path, text in named.items() if path != "commits/2"}
+    (said,) = told(left)
+    assert said.startswith("commits/2 is missing, but offsets/3 was written after it: bring it back from a copy")
+    assert "each file after offsets/2:" in said
+    assert told({path: text for path, text in left.items() if path != "offsets/3"}) == [], "its remedy"
+    (said,) = told({**named, "commits/2": ""})
+    assert "remove it and offsets/3:" in said
+
+
+def test_an_entry_of_a_sources_log_that_is_an_older_ones_copy_is_named() -> None:
+    """Spark reads the older one's files again, and never those that were named in it."""
+    assert told({**SOUND, "sources/0/3": entry(2)})[0].startswith("sources/0/3 is cut or damaged")
+    of_kafka = 'v1\n{"topic":{"0":5}}'
+    assert told({**SOUND, "sources/1/0": of_kafka}) == []

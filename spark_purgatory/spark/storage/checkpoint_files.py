@@ -26,6 +26,10 @@ UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 STATE_IDS = "stateUniqueIds"
 _NUMBERED = re.compile(r"/((?:offsets|commits|sources/\d+))/(\d+)(\.compact)?$")
 COPY = f"bring it back from a copy, or {START_OVER}"
+_AGAIN = (
+    "bring it back from a copy, or remove {}: Spark then runs that micro-batch again, whose rows a RecordAccumulator "
+    "writes once"
+)
 Logs = Mapping[str, Mapping[int, str]]
 """The entries of each folder: the name of the file by its number."""
 READ_FAULTS: tuple[type[Exception], ...] = (ValueError, *SPARK_FAULTS)
@@ -48,7 +52,13 @@ class Damage(NamedTuple):
 
 def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undone: str = "started") -> None:
     """Raise StorageError if a query could not continue from Spark's own files in a checkpoint."""
-    if found := damages(spark, path):
+    try:
+        found = damages(spark, path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        found = [Damage("metadata", "is missing")]
+    if found:
         raise StorageError(f"{field}={path!r} is damaged. Nothing was {undone}. {'; '.join(map(str, found))}")
 
 
@@ -109,13 +119,15 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
         return  # The start check says more.
     broken = [path for path, text in sorted(texts.items()) if not _is_whole(path, text)]
     last = {folder: max(entries) for folder, entries in logs.items()}
+    begun, commit = last.get("offsets", -1), last.get("commits", -1)
     for path in broken:
         fault = "is empty, as a power loss leaves it" if not texts[path] else "is cut or damaged"
-        remedy = COPY
-        if path == f"commits/{last.get('commits')}":
-            again = "Spark then runs that micro-batch again, whose rows a RecordAccumulator writes once"
-            remedy = f"bring it back from a copy, or remove it: {again}"
-        yield Damage(path, fault, remedy)
+        removed = f"it and offsets/{begun}" if begun > commit else "it"
+        yield Damage(path, fault, _AGAIN.format(removed) if path == f"commits/{commit}" else COPY)
+    if begun > commit + 1 and STATE_IDS in texts.get(f"commits/{commit}", ""):
+        # Spark would run the last one on a state that it does not find.
+        fault = f"is missing, but offsets/{begun} was written after it"
+        yield Damage(f"commits/{begun - 1}", fault, _AGAIN.format(f"each file after offsets/{commit + 1}"))
     if "commits" in last and last["commits"] not in logs.get("offsets", ()):
         yield Damage(f"offsets/{last['commits']}", "is missing, but its micro-batch is committed")
     whole = sorted((int(path.rpartition("/")[2]), path) for path in texts if path.startswith("offsets/"))
@@ -133,6 +145,11 @@ def _is_whole(path: str, text: str) -> bool:
     try:
         bodies = [json.loads(line) for line in lines if line not in ("-", "")]
     except ValueError:
+        return False
+    # The file source writes an entry's number into each line. Those of another entry name files that were read already.
+    number = path.rpartition("/")[2]
+    ids = {str(body.get("batchId", number)) for body in bodies if isinstance(body, dict)}
+    if kind == "sources" and number.isdigit() and not ids <= {number}:
         return False
     head = bodies[0] if bodies and isinstance(bodies[0], dict) else {}
     least = {"metadata": 1, "commits": 1, "offsets": 2}.get(kind, 0)

@@ -25,7 +25,8 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 CLAIM = "staging/table"  # Below the checkpoint.
-_BEGUN, _COMMIT, _LOG = (re.compile(pattern) for pattern in (r"/metadata$", r"/commits/(\d+)$", r"/staging/log/"))
+_BEGUN, _COMMIT = re.compile(r"/metadata$|/commits/\d+$"), re.compile(r"/commits/(\d+)$")
+_LOG = re.compile(r"/staging/log/")
 # ``path`` or ``table``: the table; ``given``: the user's name for it; ``id``: its own, empty if it did not exist.
 Claimed = dict[str, str]
 KEYS = ({"path", "given", "id"}, {"table", "given", "id"})
