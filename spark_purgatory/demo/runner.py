@@ -23,7 +23,7 @@ from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, run
-from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, build_session
+from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, SHORT_JAVA, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.terminal import at_work, say
@@ -32,9 +32,7 @@ CONF = Path(__file__).with_name("orders.yaml")
 MARKER = "demo.json"
 # Spark's classes as a JVM needs them in memory, from `make test`: a first query then ends after 12 s, not 17.
 CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
-# A JVM that lives for minutes would spend half of them on compiling code that runs a few times. With one compiler, Java
-# reserves 48 MB for code by default, and a stream of some hundred micro-batches ends in a VirtualMachineError.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+QUICK_JAVA = f"{SHORT_JAVA} -XX:+UseSerialGC"
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
     # Another Java ignores the archive, and would report that on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"

@@ -70,7 +70,7 @@ def show_move(
     config = load_config(job_file, changes)
     consent.check()
     with at_work(console, "Starting Spark"):
-        spark = build_session(config, log_file())
+        spark = build_session(config, log_file(), short=True)
     how |= {"target": config.checkpoint, "removed": _removed(removed), "progress": partial(say, console)}
     step = partial(move_checkpoint, spark, outcomes_of(spark, config), **how)
     if not consent.yes:

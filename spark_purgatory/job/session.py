@@ -53,6 +53,10 @@ LOCAL_CHECKPOINT = {
     requirements.FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{SINCE_4_1}{requirements.KEEPS_OLD_FILES}",
     requirements.LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
 }
+# A JVM that lives for minutes would spend half of them on compiling code that runs a few times. With one compiler, Java
+# reserves 48 MB for code by default, and a stream of some hundred micro-batches ends in a VirtualMachineError.
+SHORT_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+JAVA_OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts spark.driver.extraJavaOptions behind them: the last word
 IDLE_WORKER_US = 60_000_000  # Spark ends a Python worker that had no work for a minute
 QUIET = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 # They print every error of Spark's analysis as five thousand characters of JSON; the commands print it in a line
@@ -61,7 +65,7 @@ TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 
-def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
+def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, short: bool = False) -> dict[str, str]:
     """Return the job's Spark settings. spark-submit's replace ours, and the file's replace both."""
     defaults = {
         "spark.app.name": config.name,
@@ -72,6 +76,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         **QUIET,
         **LEAN_SETTINGS,
         **EXCHANGE_SETTINGS,
+        **({JAVA_OPTIONS: SHORT_JAVA} if short or config.trigger.availableNow else {}),
     }
     # So that workers find the package when it was not installed but lies in a checkout. An installed one they must have
     # themselves: its folder has all packages of this Python, which would go before those of the workers' own.
@@ -89,13 +94,13 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
     return settings
 
 
-def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSession:
-    """Start or join the session; a JVM of our own writes into ``jvm_log`` what it would print on stderr."""
+def build_session(config: JobConfig, jvm_log: Path | None = None, short: bool = False) -> SparkSession:
+    """Start or join the session, ``short`` for minutes; our own JVM writes into ``jvm_log`` what it would print."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = _submitted_settings()
     if submitted is not None and submitted.pop(EXTENSION, ""):
         return _session_with(settings_of(config, submitted))
-    settings = settings_of(config, submitted)
+    settings = settings_of(config, submitted, short)
     if submitted is not None:
         _leave_submitted_jvm(settings["spark.master"])
     with _stderr_into(jvm_log):
@@ -110,6 +115,7 @@ def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, de
         "spark.master": "local[*]",
         "spark.sql.shuffle.partitions": "8",
         "spark.ui.enabled": "false",
+        JAVA_OPTIONS: SHORT_JAVA,
         **QUIET,
         **(DELTA_SETTINGS if delta else {}),
     }

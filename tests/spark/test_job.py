@@ -160,6 +160,40 @@ def test_unix_sockets_are_for_this_machine_and_workers_not_idle_for_a_minute(
     assert (settings.get("spark.python.unix.domain.socket.enabled") == "true") == expected
 
 
+@pytest.mark.parametrize(
+    ("trigger", "is_short", "expected"),
+    [
+        ("{availableNow: true}", False, True),
+        ("{processingTime: 10 seconds}", False, False),
+        ("{processingTime: 10 seconds}", True, True),
+    ],
+)
+def test_a_jvm_that_lives_for_minutes_compiles_less_unless_the_file_says_so(
+    trigger: str, is_short: bool, expected: bool
+) -> None:
+    config = load_config(ORDERS, [f"trigger={trigger}"])
+    said = settings_of(config, short=is_short).get("spark.driver.defaultJavaOptions", "")
+    assert ("-XX:TieredStopAtLevel=1" in said) == expected
+    own = load_config(ORDERS, [f"trigger={trigger}", "spark.spark.driver.defaultJavaOptions=-Dours=1"])
+    assert settings_of(own, short=is_short)["spark.driver.defaultJavaOptions"] == "-Dours=1"
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_java_options_of_a_user_have_the_last_word() -> None:
+    program = (
+        "from spark_purgatory.job.session import reading_session\n"
+        "spark = reading_session({'spark.driver.extraJavaOptions': '-XX:TieredStopAtLevel=4 -Dours=1'})\n"
+        "beans = spark.sparkContext._jvm.java.lang.management.ManagementFactory\n"
+        "print(*beans.getRuntimeMXBean().getInputArguments())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    given = ran.stdout.split()
+    levels = [each for each in given if "TieredStopAtLevel" in each]
+    assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"], given
+    assert "-Dours=1" in given
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_file_in_conf_makes_a_purgatory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
