@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import Summary, file_sizes, summarise
-from spark_purgatory.job.tally import JobTally, state_tally
-from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
-from spark_purgatory.spark.checkpoint.pending import pending
+from spark_purgatory.job.tally import JobTally
+from spark_purgatory.spark.checkpoint.gauges import Gauges, counted
+from spark_purgatory.spark.checkpoint.pending import pending_in
+from spark_purgatory.spark.checkpoint.shard_states import shard_states
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
@@ -40,6 +41,8 @@ STEPS_MS = tuple(  # Widths of the bars of a narrow range
 BARS, FEW_BOUNDS = 10, 4
 NEWER = -1  # The bin of negative values: operations that were created after the watermark
 REASONS_SHOWN = ROWS_SHOWN = 10
+OF_WAITING = ["report_age_ms", "report_remaining_ms", "report_criterion"]
+OF_ROWS = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
 
 
 @dataclass(frozen=True)
@@ -100,38 +103,37 @@ def read_report(
 
 def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
-    tally = state_tally(spark, checkpoint)
-    found = gauges(spark, checkpoint=checkpoint)
-    bounds_ms: dict[str, tuple[int, ...]] = {}
-    ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"], bounds_ms)
-    ends_next, missed = _rows_of_pending(spark, checkpoint, found["batch_id"]) if rows else ((), {})
-    by_hour, waits = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
-    hour = F.floor(F.unix_millis(f"{prefix}resolved_at") / 3_600_000)
-    (wait,) = _bins(table, ["wait_ms"], prefix, bounds_ms)
-    for column, into in ((hour, by_hour), (wait, waits)):
-        counted = table.groupBy(F.col(f"{prefix}status").alias("status"), column.alias("at")).count()
-        for row in counted.where("at IS NOT NULL").collect():
-            into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
-    by_reason = table.groupBy(f"{prefix}status", f"{prefix}reason").count().collect()
-    reasons = sorted(((n, reason) for status, reason, n in by_reason if status == "REJECTED"), reverse=True)
+    states = shard_states(spark, checkpoint)
+    found, received, decided = counted(states)
+    waits = pending_in(spark, states, OF_WAITING + OF_ROWS * rows, "report_").persist()  # Decoded once
+    try:
+        (ages, remaining, criteria), bounds_ms = _of_pending(waits)
+        ends_next, missed = _rows_of_pending(waits) if rows else ((), {})
+    finally:
+        waits.unpersist()
     written = sink.read(spark) if sink.table_exists(spark) else None
     file_bytes = [] if written is None else file_sizes(written)
+    tally = JobTally(received, decided, criteria.total())
+    summary = summarise(table, tally, file_bytes, prefix)
+    bounds_ms["wait_ms"] = bounds_of(min(summary.ends_ms, default=0), max(summary.ends_ms, default=0))
+    by = _of_table(table, prefix, bounds_ms["wait_ms"])
+    reasons = sorted(by["reason"].get("REJECTED", {}).items(), key=lambda each: (each[1], each[0]), reverse=True)
     last = committed_batches(spark, checkpoint)
     return Report(
         name="",
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=time.time_ns() // 1_000_000,
-        summary=summarise(table, tally or JobTally(), file_bytes, prefix),
+        summary=summary,
         in_table=0 if written is None else written.count(),
         gauges=found,
-        by_hour=by_hour,
-        waits=waits,
+        by_hour=by["hour"],
+        waits=by["wait"],
         ages=ages,
         remaining=remaining,
         bounds_ms=bounds_ms,
         criteria=criteria,
-        reasons={reason: n for n, reason in reasons[:REASONS_SHOWN]},
+        reasons=dict(reasons[:REASONS_SHOWN]),
         ends_next=ends_next,
         missed=missed,
         history=_history(spark, checkpoint),
@@ -139,45 +141,51 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     )
 
 
-def _of_pending(
-    spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
-) -> tuple[Counter[Any], ...]:
-    asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
-    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
-    bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
-    counts: tuple[Counter[Any], ...] = (Counter(), Counter(), Counter())
-    for *found, count in waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect():
+def _of_pending(waits: DataFrame) -> tuple[list[Counter[Any]], dict[str, tuple[int, ...]]]:
+    """Count what waits by the bins of its age and of its time left, and by criterion; also return the bins' bounds."""
+    ends = waits.agg(*(F.array_compact(F.array(F.min(name), F.max(name))) for name in OF_WAITING[:2])).first() or ()
+    bounds = [bounds_of(*each) if each else () for each in ends]
+    bins = [_bin(F.col(name), each) for name, each in zip(OF_WAITING, bounds, strict=False)]
+    counts: list[Counter[Any]] = [Counter(), Counter(), Counter()]
+    for *found, count in waits.groupBy(*bins, OF_WAITING[2]).count().collect():
         for at, into in zip(found, counts, strict=True):
             into.update({} if at is None else {at: count})
-    return counts
+    return counts, {"age_ms": bounds[0], "remaining_ms": bounds[1]}
 
 
-def _rows_of_pending(
-    spark: SparkSession, checkpoint: str, batch_id: int | None
-) -> tuple[tuple[EndsNext, ...], dict[str, int]]:
-    columns = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
-    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=columns, prefix="report_")
-    keys, missing = (F.array_join(name, ", ") for name in columns[:2])
-    ends = waits.select(keys, missing, columns[2], F.unix_millis(columns[3]).alias("at")).orderBy("at")
-    missed = waits.select(F.explode(columns[1]).alias("key")).groupBy("key").count().where("count > 1")
+def _of_table(table: DataFrame, prefix: str, bounds_ms: tuple[int, ...]) -> dict[str, dict[str, dict[Any, int]]]:
+    """Count the outcomes by status, each by its hour, by the bin of its wait, and by the reason if it was REJECTED."""
+    status, resolved, wait, reason = (F.col(prefix + name) for name in ("status", "resolved_at", "wait_ms", "reason"))
+    by = {
+        "hour": F.floor(F.unix_millis(resolved) / HOUR),
+        "wait": _bin(wait, bounds_ms),
+        "reason": F.when(status == "REJECTED", reason),
+    }
+    pairs = (F.struct(F.lit(name).alias("by"), column.cast("string").alias("at")) for name, column in by.items())
+    each = table.select(status.alias("status"), F.inline(F.array(*pairs))).where("at IS NOT NULL")
+    found: dict[str, dict[str, dict[Any, int]]] = {name: {} for name in by}
+    for of, name, at, n in each.groupBy("status", "by", "at").count().collect():
+        found[name].setdefault(of, {})[at if name == "reason" else int(at)] = n
+    return found
+
+
+def _rows_of_pending(waits: DataFrame) -> tuple[tuple[EndsNext, ...], dict[str, int]]:
+    keys, missing = (F.array_join(name, ", ") for name in OF_ROWS[:2])
+    ends = waits.select(keys, missing, OF_ROWS[2], F.unix_millis(OF_ROWS[3]).alias("at")).orderBy("at")
+    missed = waits.select(F.explode(OF_ROWS[1]).alias("key")).groupBy("key").count().where("count > 1")
     most = missed.orderBy(F.desc("count"), "key").limit(ROWS_SHOWN).collect()
     return tuple(EndsNext(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
 
 
-def _bins(frame: DataFrame, names: list[str], prefix: str, bounds_ms: dict[str, tuple[int, ...]]) -> list[Column]:
-    """Return the bin of each column: the number of bounds at or below its value. ``bounds_ms`` gets the bounds."""
-    columns = [F.col(prefix + name) for name in names]
-    ends = frame.agg(*(end(column) for column in columns for end in (F.min, F.max))).first() or ()
-    bins = []
-    for name, column, least, most in zip(names, columns, ends[::2], ends[1::2], strict=True):
-        bounds_ms[name] = () if most is None else bounds_of(max(0, least), max(0, most))
-        count = sum(((column >= bound).cast("int") for bound in bounds_ms[name]), F.lit(0))
-        bins.append(F.when(column < 0, NEWER).when(column.isNotNull(), count))
-    return bins
+def _bin(column: Column, bounds_ms: tuple[int, ...]) -> Column:
+    """Return the number of bounds at or below a value, `NEWER` below 0."""
+    count = sum(((column >= bound).cast("int") for bound in bounds_ms), F.lit(0))
+    return F.when(column < 0, NEWER).when(column.isNotNull(), count)
 
 
 def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
     """Bounds between the bars of values in this range: those of `BOUNDS_MS` within it if several, else equal steps."""
+    least_ms, most_ms = max(0, least_ms), max(0, most_ms)
     inside = tuple(bound for bound in BOUNDS_MS if least_ms < bound <= most_ms)
     if len(inside) >= FEW_BOUNDS:
         return inside

@@ -6,7 +6,7 @@ The check compares the rows of the table with what the operator's state in the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -35,6 +35,7 @@ class Summary:
     waits_ms: dict[str, list[int]]
     file_bytes: list[int]
     tally: JobTally
+    ends_ms: list[int] = field(default_factory=list)  # The shortest and the longest wait of each status
 
     @property
     def outcomes(self) -> int:
@@ -61,11 +62,12 @@ def file_sizes(table: DataFrame) -> list[int]:
 
 def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
     """Count the table's outcomes; ``prefix`` is the prefix of their columns."""
-    waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
+    waits = F.percentile_approx(f"{prefix}wait_ms", [*WAIT_PERCENTILES, 0.0, 1.0], 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
     rows = sorted(counts.collect(), key=lambda row: -row["n"])
     waits_ms = {row["status"]: list(row["w"]) for row in rows if row["w"] is not None}
-    return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally)
+    ends_ms = [end for waits in waits_ms.values() for end in (waits.pop(), waits.pop())]
+    return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally, ends_ms)
 
 
 def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.engine_snapshot import inspect
-from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states, states_in
+from spark_purgatory.core.state.step_log import ShardState
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states, told_by_states
 from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
-
-TALLY_DDL = "received bigint, decided bigint, pending bigint"
 
 
 class JobTally(NamedTuple):
@@ -29,15 +27,9 @@ def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
         states = shard_states(spark, checkpoint)
     except (NoCheckpointError, StateReaderError):
         return None
-    if states is None:
-        return None
-    row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
-    return JobTally(*(int(value or 0) for value in row or ()))
+    return None if states is None else JobTally(*map(sum, zip(*told_by_states(states.whole, _tally), strict=True)))
 
 
-def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        engines = (inspect(state.blob())[0] for state in states_in(batch))
-        counted = (JobTally(e.outcomes.tally.received, e.outcomes.tally.decided(), e.pending) for e in engines)
-        rows = [tally._asdict() for tally in counted]
-        yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.int64()) for name in JobTally._fields]))
+def _tally(state: ShardState) -> Iterator[JobTally]:
+    engine, _ = inspect(state.blob())
+    yield JobTally(engine.outcomes.tally.received, engine.outcomes.tally.decided(), engine.pending)

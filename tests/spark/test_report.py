@@ -112,6 +112,18 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 
 
+def test_the_states_are_decoded_once_and_the_table_is_read_twice(spark: SparkSession, tmp_path: Path) -> None:
+    landing, sink = written(spark, tmp_path)
+    context = spark.sparkContext
+    context.setJobGroup("the report", "")
+    try:
+        read_report(spark, str(landing.checkpoint), sink, rows=True)
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    jobs = len(context.statusTracker().getJobIdsForGroup("the report"))
+    assert jobs <= 40, jobs
+
+
 def status_of(landing: Landing) -> list[str]:
     """What ``status`` prints, in a process that can start no Java, within seconds."""
     began = time.monotonic()

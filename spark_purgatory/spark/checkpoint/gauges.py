@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.spark.checkpoint.shard_states import collected, shard_states, states_in
+from spark_purgatory.core.state.step_log import ShardState
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
 
 
 class Gauges(TypedDict):
@@ -35,7 +36,8 @@ class Gauges(TypedDict):
 
 UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")
 """Gauges that are None before the first micro-batch. The others are 0."""
-OF_SHARDS = "pending bigint, watched bigint, state_bytes bigint, oldest_us bigint, next_due_ms bigint"
+SUMS = ("received", "decided", "pending", "watched", "state_bytes")
+OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms")
 
 
 @refuses_wrong_calls
@@ -66,25 +68,35 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
 
         waiting = gauges(spark, checkpoint="/lake/_checkpoints/outcomes")["pending"]
     """
-    states = shard_states(spark, checkpoint)
+    return counted(shard_states(spark, checkpoint))[0]
+
+
+def counted(states: ShardStates | None) -> tuple[Gauges, int, int]:
+    """Return the gauges, and how many operations were received and decided over all runs."""
     if states is None:
-        return cast("Gauges", {**dict.fromkeys(Gauges.__annotations__, 0), **dict.fromkeys(UNKNOWN)})
-    row = states.heads.mapInArrow(_of_shards, OF_SHARDS).agg(
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("pending", "watched", "state_bytes")),
+        return cast("Gauges", {**dict.fromkeys(Gauges.__annotations__, 0), **dict.fromkeys(UNKNOWN)}), 0, 0
+    row = states.heads.mapInArrow(_of_shards, ", ".join(f"{name} bigint" for name in OF_SHARDS)).agg(
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in SUMS),
         F.count("*").alias("shards"),
         F.coalesce(F.max("pending"), F.lit(0)).alias("largest_shard_pending"),
         F.coalesce(F.max("state_bytes"), F.lit(0)).alias("largest_shard_state_bytes"),
         F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
         F.min("next_due_ms").alias("next_due_ms"),
     )
-    found = collected(row)[0].asDict()
-    return cast("Gauges", {**found, "watermark_ms": states.watermark_ms, "batch_id": states.batch_id})
+    found = {**collected(row)[0].asDict(), "watermark_ms": states.watermark_ms, "batch_id": states.batch_id}
+    received, decided = found.pop("received"), found.pop("decided")
+    return cast("Gauges", found), received, decided
 
 
 def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield a row for every shard's state, by decoding only its metadata (for ``mapInArrow``)."""
-    schema = pa.schema([(part.split()[0], pa.int64()) for part in OF_SHARDS.split(", ")])
+    schema = pa.schema([(name, pa.int64()) for name in OF_SHARDS])
     for batch in batches:
-        told = [(state.size, state.metadata()) for state in states_in(batch)]
-        rows = [{"pending": Tally(**said["tally"]).pending, "state_bytes": n, **said["gauges"]} for n, said in told]
-        yield pa.RecordBatch.from_pylist(rows, schema)
+        yield pa.RecordBatch.from_pylist([_of_shard(state) for state in states_in(batch)], schema)
+
+
+def _of_shard(state: ShardState) -> dict[str, int | None]:
+    said = state.metadata()
+    tally = Tally(**said["tally"])
+    counts = {"received": tally.received, "decided": tally.decided(), "pending": tally.pending}
+    return {**counts, "state_bytes": state.size, **said["gauges"]}

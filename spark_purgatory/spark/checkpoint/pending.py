@@ -69,7 +69,13 @@ def pending(
         waiting.where("order_id = 7").show(truncate=False)
         waiting.orderBy("remaining_ms").limit(20).show()
     """
-    states = shard_states(spark, checkpoint, batch_id)
+    return pending_in(spark, shard_states(spark, checkpoint, batch_id), columns, prefix)
+
+
+def pending_in(
+    spark: SparkSession, states: ShardStates | None, columns: Sequence[str] | None, prefix: str
+) -> DataFrame:
+    """Return `pending` of states that were looked up."""
     own, fields = (T.StructType(), [*WAITING_FIELDS]) if states is None else _held(states)
     schema = T.StructType([*own.fields, *_prefixed(own, prefix, fields)])
     chosen = _chosen(schema, columns)
