@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, TableLostError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -52,6 +56,49 @@ def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkS
     spark.sql("DROP TABLE sink_by_name")
 
 
+def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history shows its version right behind the one before it; any other version asks for the table's id."""
+    stream.add(1).run(stream.rows())
+    looks: list[str] = []
+    described, at = DeltaTarget.described, [""]
+    monkeypatch.setattr(DeltaTarget, "described", lambda *given: looks.append(at[0]) or described(*given))
+
+    def note(name: str) -> None:
+        at[0] = name
+        if name == "before commit" and stream.files == 3:
+            stream.spark.sql(f"INSERT INTO delta.`{stream.folder / 'table'}` VALUES (-1, 0)")
+        if name == "after commit" and stream.files == 4:
+            shutil.rmtree(stream.folder / "table")
+
+    monkeypatch.setattr(failpoints, "hook", note)
+    stream.add(1).run(stream.rows())
+    assert "before intend" in looks and "before read back" not in looks
+    looks.clear()
+    stream.add(1).run(stream.rows())
+    assert "before read back" in looks
+    assert stream.numbers() == every(3) + Counter([-1])
+    with pytest.raises(TableLostError, match="it is gone after a commit to it"):
+        stream.add(1).run(stream.rows())
+
+
+def test_a_drain_lends_its_mark_to_no_write_of_another_thread(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write in the same session, during the drain, would carry the mark, and be taken for the drain."""
+    stream.add(1).run(stream.rows())
+    save, others = DataFrameWriter.save, list[int]()
+
+    def with_a_neighbour(writer: DataFrameWriter, path: str | None = None, **more: Any) -> None:
+        if path == str(stream.folder / "table") and not others:
+            others.append(-1)
+            stream.spark.sql(f"INSERT INTO delta.`{path}` VALUES (-1, 0)")
+        save(writer, path, **more)
+
+    monkeypatch.setattr(DataFrameWriter, "save", with_a_neighbour)
+    stream.add(1).run(stream.rows())
+    assert stream.numbers() == every(2) + Counter(others) and others
+
+
 @pytest.mark.parametrize("where", [{}, {"path": "/t", "table": "t"}])
 def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="exactly one of path and table"):
@@ -59,7 +106,7 @@ def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
 
 
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="streaming DataFrame"):
+    with pytest.raises(ConfigError, match="takes a streaming one"):
         RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
 
 

@@ -33,9 +33,9 @@ the policy allows (`backlog`).
 
 4. `Intend`: an entry of the log names N, the pieces taken, all pieces left, the last micro-batch, and the table's
    version, which precedes N's. It supersedes all earlier entries.
-5. `Commit`: count and sum the rows of the pieces taken once more. Then write them to the table, each row compared with
-   its hash, marked with N and the intent's uuid. A thread does it (`Beside`) while later micro-batches are staged; 6
-   and 7 follow between two of their actions. A flush and the end wait for the thread.
+5. `Commit`: count and sum the rows of the pieces taken once more, unless that was done right before 4. Then write them
+   to the table, each row compared with its hash, marked with N and the intent's uuid. A thread does it (`Beside`) while
+   later micro-batches are staged; 6 and 7 follow between two of their actions. A flush and the end wait for the thread.
 6. `ReadBack`: find N and its uuid in the table's history, and compare the number of rows committed with the pieces'.
 7. `CleanUp`: write an entry "done N". Then remove the entries before intent N, and pieces that nothing names.
 

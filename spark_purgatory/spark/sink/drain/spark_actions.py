@@ -47,7 +47,9 @@ class SparkActions:
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
         self._rules: dict[str, staged_files.Rules] = {}  # By the columns of the rows.
-        self._checked: TableState | None = None  # The table as an intent found it, for the commit right after it.
+        self._counted: set[tuple[str, str]] = set()  # Keys of pieces counted since a micro-batch was staged.
+        # The table as an intent found it, and the pieces that were counted earlier, for the commit right after it.
+        self._checked: tuple[TableState, Sequence[Piece]] | None = None
 
     def open(self, spark: SparkSession) -> Ledger:
         """Read the log and return its ledger, for a run that begins."""
@@ -113,8 +115,6 @@ class SparkActions:
         intent = None if ledger.is_done else ledger.intent
         return self.truth.look(ledger, self.target.state(spark, since(ledger), ledger.names.app_id, intent))
 
-    # --- staging -------------------------------------------------------------------------------------------------
-
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
         pieces = staged_files.pieces_below(spark, self.folder.uri, ledger.schema)
@@ -133,6 +133,7 @@ class SparkActions:
     def _stage(self, ledger: Ledger, action: do.Stage, work: do.Work) -> StagedBatch:
         """Do step 3 of the protocol."""
         epoch, number = ledger.next_drain, work.before
+        self._counted.clear()
         if (schema := work.schema_after(ledger.schema)) != ledger.schema:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, schema))
         path = ledger.run.batch_path(epoch, number)
@@ -156,6 +157,7 @@ class SparkActions:
         """Return the pieces of micro-batches that this run has staged, by micro-batch."""
         found = self._measured(spark, ledger, [staged.path for staged in batches], "staged micro-batch")
         staged_files.check_one_writer(found, self.folder.uri)
+        self._counted.update(piece.key for piece in found)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
@@ -188,11 +190,10 @@ class SparkActions:
                 f"committed. Bring it back from a copy, or {START_OVER}"
             ) from error
 
-    # --- a drain -------------------------------------------------------------------------------------------------
-
     def _intend(self, ledger: Ledger, action: do.Intend, work: do.Work) -> do.Result:
         """Do step 4. ForeignWriterError if someone else made an intent of this number."""
-        state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
+        state = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
+        self._checked = state, [piece for piece in action.taken if piece.key not in self._counted]
         keys = {piece.key for piece in action.taken}
         intent = Intent(
             number=ledger.next_drain,
@@ -224,9 +225,11 @@ class SparkActions:
     def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:
         """Do step 5."""
         spark, intent = work.spark, action.intent
-        state, self._checked = self._checked, None
-        state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
-        self.check_pieces(spark, ledger, intent.taken)
+        checked, self._checked = self._checked, None
+        table_id = ledger.table_id or intent.table_id
+        state, pieces = checked or (self.check_table(spark, ledger, table_id, intent.schema), intent.taken)
+        if pieces:
+            self.check_pieces(spark, ledger, pieces)
         schema, files = StagedColumns.of(intent.schema).rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -11,11 +12,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError
+from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table import delta_start
 from spark_purgatory.spark.sink.table.column_rules import Taking, unfit
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, TableFacts
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, TableFacts, TableState, TableVersion
 from spark_purgatory.spark.sink.table.renames import UnknownColumnsError, followed
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, moved, paths, with_names
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
@@ -45,6 +47,7 @@ class DeltaTarget(Target):
     no_history = DeltaHistory(())
     adding = AUTO_MERGE
     widening = "set its property delta.enableTypeWidening = true, then "
+    _newest: tuple[TableVersion, ...] = ()  # The newest version at the last look.
     has_folder = False  # The path existed at the last look, with a table or without.
 
     @property
@@ -73,7 +76,22 @@ class DeltaTarget(Target):
             rows = spark.sql(f"DESCRIBE HISTORY {self.place} LIMIT {limit}").select(*COLUMNS, at).collect()
             return [row.asDict() for row in rows]
 
-        return whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
+        found = whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
+        self._newest = found.entries[:1]
+        return found
+
+    def state(
+        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
+    ) -> TableState:
+        """If a drain's version is the only one since the look before it, the table is the one that was looked at."""
+        facts, before = self._facts, self._newest
+        if intent is not None and facts is not None and facts.id == intent.table_id:
+            with suppress(AnalysisException):  # The table is gone
+                history = self.history(spark, since)
+                commit = history.entries[0].commit
+                if commit is not None and commit.intent_uuid == intent.uuid and history.entries[1:2] == before:
+                    return TableState(facts, history)
+        return super().state(spark, since, app_id, intent)
 
     def exists(self, spark: SparkSession) -> bool:
         """A folder without a table does not count."""
@@ -138,8 +156,8 @@ class DeltaTarget(Target):
             # Otherwise their case differs, or Delta computes some: without names it takes the table's own.
             # Spark parses them by name, and takes them as they are by path.
             writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
-        # Set here too, because a write that creates a table by name reads it from the session only.
-        with settings(rows.sparkSession, {USER_METADATA: metadata}):
+        # A write that creates a table by name reads it from the session only, where other threads' writes find it, too.
+        with settings(rows.sparkSession, {USER_METADATA: metadata} if self.table and self._facts is None else {}):
             if self.table:
                 writer.saveAsTable(self.table)
             else:
