@@ -54,9 +54,6 @@ _NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")  # Quotes valu
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-# --- errors ---------------------------------------------------------------------------------------
-
-
 class JobConfigError(ConfigError):
     """All faults of a job's file."""
 
@@ -153,9 +150,6 @@ def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
             problem = Problem(*place, f"{other.allowed}; {problem.allowed}")
         found[place] = problem
     return list(found.values())
-
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 class _UniqueKeys(yaml.SafeLoader):

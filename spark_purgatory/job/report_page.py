@@ -80,9 +80,6 @@ def page(report: Report) -> str:
     return "\n".join(part for part in parts if part)
 
 
-# --- is it healthy? -----------------------------------------------------------------------------------
-
-
 def _nothing_lost(report: Report) -> tuple[bool, str, str]:
     tally, summary = report.summary.tally, report.summary
     staged = sum(summary.by_status.values()) - report.in_table
@@ -121,9 +118,6 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
 def _card(is_good: bool, title: str, text: str) -> str:
     kind = "verdict" if is_good else "verdict warn"
     return f"<div class='{kind}'><b>{html.escape(title)}</b>{html.escape(text)}</div>"
-
-
-# --- what and why -------------------------------------------------------------------------------------
 
 
 def _tiles(report: Report) -> str:
@@ -195,9 +189,6 @@ def _counts(by_name: dict[str, int]) -> list[tuple[str, str]]:
 
 def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
     return {status: by_status[status] for status in COLOURS if status in by_status}
-
-
-# --- pictures -----------------------------------------------------------------------------------------
 
 
 def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:

@@ -94,8 +94,6 @@ class PolicyAdapter:
         """Return the wall clock of the run's start plus the time since, in ms: setting the clock moves no linger."""
         return self._made_ms + time.monotonic_ns() // 1_000_000 - self._made_at_ms
 
-    # --- questions of the protocol -------------------------------------------------------------------------------
-
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
         """Return True if micro-batches that are not counted yet could change what is ready."""
         batches, now_ms = uncounted.values(), now_ms + self._ahead_ms
@@ -134,8 +132,6 @@ class PolicyAdapter:
                 rows = sum(piece.rows for piece in found)
                 most.append(math.ceil(rows / math.ceil(file_bytes / self.batch_bytes)))
         return min(most, default=0)
-
-    # --- the result of an action -------------------------------------------------------------------------------------
 
     def take_in(self, ledger: Ledger, action: do.Action, result: do.Result) -> None:
         """Take in the result of an action and log it, after `protocol.apply` did."""

@@ -153,8 +153,6 @@ class Sender:
         is_other = any(int(number) >= run.number and id != run.id for number, id in made)
         return now.next_drain == self.ledger.next_drain and now.intent == self.ledger.intent and not is_other
 
-    # --- one action ----------------------------------------------------------------------------------------------
-
     def _next(self, work: do.Work) -> do.Action:
         """Take in the result of a commit in the thread, if it ended, and return the next action."""
         if (result := self.beside.result()) is not None and self.ledger.intent is not None:

@@ -76,8 +76,6 @@ class StagingFolder:
     def __str__(self) -> str:
         return self.uri
 
-    # --- the log -------------------------------------------------------------------------------------------------
-
     def write_entry(
         self, spark: SparkSession, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False
     ) -> None:
@@ -136,8 +134,6 @@ class StagingFolder:
             with writing("the log", self.uri):
                 for path in filter(Path.exists, (*files, self.local.parent, self.local, *(top for top, _ in walked))):
                     _synchronise(path)
-
-    # --- removal -------------------------------------------------------------------------------------------------
 
     def remove(self, spark: SparkSession, path: str) -> None:
         """Remove everything at a path below the staging folder. StagingError where the storage fails."""

@@ -55,8 +55,6 @@ class Target(ABC):
     def __str__(self) -> str:
         return str(self.table or self.path)
 
-    # --- different for each format ---------------------------------------------------------------------------------
-
     @property
     @abstractmethod
     def sql_place(self) -> str:
@@ -123,8 +121,6 @@ class Target(ABC):
         Returns its columns, the version whose column names the stream has, and columns that take no values, or need
         none. Raises SchemaMismatchError, StorageError.
         """
-
-    # --- the same for all ------------------------------------------------------------------------------------------
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
         """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
