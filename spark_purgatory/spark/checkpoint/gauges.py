@@ -59,7 +59,7 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
         - ``oldest_created_ms``: the earliest created time of a waiting operation. ``next_due_ms``: the watermark at
           which the next outcome is due. Both are in milliseconds since 1970, and None while nothing waits.
         - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
-          before the first is committed. Then all other values are 0 or None.
+          before the first is committed, when all other values are 0 or None.
 
     Raises:
         ConfigError: There is no checkpoint, or its query has no purgatory.

@@ -43,18 +43,18 @@ def pending(
 
     Returns:
         The operations' own columns, as the state of the shards has them. After a restart with other columns
-        (docs/upgrading.md) a shard has the new ones once it is touched. Then:
+        (docs/upgrading.md) a shard has the new ones once a micro-batch calls it. Then:
 
         - ``watch_keys`` (array of string): the keys it waits for. ``missing_keys``: those without an event yet, null
           under ``count`` and ``sum_at_least``.
         - ``matched`` (bigint): relevant events so far.
-        - ``criterion`` (string), ``reached`` and ``needed``: keys, events or a sum of values. They are double, or
-          decimal where decimals or integers are summed, and then null beyond 38 digits. ``progress`` (string): the same
-          as text, "3 of 5".
+        - ``criterion`` (string), ``reached`` and ``needed``: keys, events or a sum of values. Their type is
+          double, or decimal for sums of decimals or integers; more than 38 digits are null. ``progress`` (string): the
+          same as text, "3 of 5".
         - ``created_at``, ``deadline_at`` (timestamp): the deadline includes the extensions so far.
         - ``held_until`` (timestamp), if the criterion is met and ``emit="final"`` still waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): the time since it was created and until its deadline, measured at the
-          watermark of the micro-batch, not by the clock on the wall; null before there is a watermark.
+          watermark of the micro-batch, not by the wall clock; null before there is a watermark.
         - ``events`` (array of struct), if outcomes carry events: the first 100 of those that count so far.
 
     Raises:

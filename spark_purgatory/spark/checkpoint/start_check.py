@@ -42,8 +42,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
 
     docs/upgrading.md lists the changes that a checkpoint allows. `RecordAccumulator.write_stream` and ``spark-purgatory
     run`` make this check themselves. Call it before you start a query with ``writeStream``: otherwise each shard
-    compares its own state when it is next touched. It reads the state of all shards, as the query does when it starts,
-    and warns of useless state partitions. If there is no checkpoint yet, it does nothing.
+    compares its own state when a micro-batch calls it. It reads the state of all shards, like the query at its start,
+    and warns of too many state partitions. If there is no checkpoint yet, it does nothing.
 
     Args:
         spark: The session.

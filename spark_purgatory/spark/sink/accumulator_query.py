@@ -62,7 +62,7 @@ class AccumulatorQuery:
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's query, which has all its attributes."""
+        """Spark's own `StreamingQuery`."""
         return self._query
 
     @property
@@ -121,11 +121,11 @@ class AccumulatorQuery:
 
     @property
     def isActive(self) -> bool:
-        """True if the query is still running. Rows may be staged when it no longer is."""
+        """True if the query is still running. Rows may still be staged after its end."""
         return bool(self._query.isActive)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end. A query that ends by itself (availableNow) then brings its staged rows to the table.
+        """Wait for the query's end. If it ended by itself (availableNow), bring its staged rows to the table.
 
         Raises:
             StreamingQueryException: The query failed.
@@ -159,7 +159,7 @@ class AccumulatorQuery:
     def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
         """Return the futures of a recent micro-batch, one for each staged file and table partition.
 
-        They exist once the files are counted: when a file of the table may be full, at the latest with the drain.
+        They exist once the staged files are counted, which is when they may fill a file of the table, or at the drain.
         Raises ConfigError under Spark Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
@@ -186,7 +186,7 @@ class AccumulatorQuery:
             time.sleep(POLL_SECONDS)
 
     def stop(self, drain: bool = False) -> None:
-        """Stop the query. Staged rows wait for the next run; a drain that is running is ended first.
+        """Stop the query and wait for a running drain to end. Staged rows wait for the next run.
 
         It waits up to ten seconds for a pause between micro-batches. A query that is stopped within a micro-batch
         leaves pages of stack traces in Spark's log, and keeps running for a while under Spark Connect.
@@ -195,8 +195,8 @@ class AccumulatorQuery:
             drain: Bring the staged rows to the table, too.
 
         Raises:
-            StorageError: The table cannot be written, or the running drain cannot be read back. The rows stay staged;
-                call it again.
+            StorageError: The table cannot be written, or its history cannot be read. The rows stay staged; call it
+                again.
             ForeignWriterError: With ``drain``, if another run of the query uses the checkpoint now.
         """
         for _ in range(PAUSE_POLLS):

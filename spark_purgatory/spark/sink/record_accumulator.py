@@ -63,8 +63,8 @@ class RecordAccumulator(SinkOptions):
             (``delivery.timeout.ms``).
         max_request_size: The most bytes in one transaction of the table; a single file may be larger
             (``max.request.size``).
-        shares_table: True if several queries fill the table, each from other sources. Otherwise a query with a new
-            checkpoint warns of the others, because its rows may be there already.
+        shares_table: True if several queries with different sources fill the table. Otherwise a query with a new
+            checkpoint warns if another has filled it, because its rows may be there already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
@@ -84,7 +84,7 @@ class RecordAccumulator(SinkOptions):
 
     @cached_property
     def options(self) -> SinkOptions:
-        """The options alone."""
+        """The options of this sink."""
         return SinkOptions(**{name: getattr(self, name) for name in options_of(SinkOptions)})
 
     def _target(self, spark: SparkSession) -> Target:
@@ -102,10 +102,10 @@ class RecordAccumulator(SinkOptions):
 
         Args:
             df: Any streaming DataFrame.
-            checkpoint: Folder of the query's checkpoint and, in ``staging``, of its staged rows. Keep it as long as the
-                table.
+            checkpoint: Folder of the query's checkpoint. Staged rows are in its folder ``staging``. Keep it as long as
+                the table.
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
-                with ``{"availableNow": True}`` everything is in the table when the query has ended.
+                with ``{"availableNow": True}`` everything is in the table when `awaitTermination` returns.
             query_name: Name shown by Spark.
 
         Returns:
