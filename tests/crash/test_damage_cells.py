@@ -73,6 +73,8 @@ def kind_of(name: str) -> str:
     first, last = name.partition("/")[0], name.rpartition("/")[2]
     if first == "staging":
         return "the claim" if "/table/" in name else "staged rows" if "/rows/" in name else last.partition("=")[0]
+    if "_stateSchema" in name:
+        return "schema of a variable of the state"
     if first == "state":
         return "schema or metadata of the state" if "_metadata" in name else f"state: {last.rpartition('.')[2]}"
     return re.sub(r"/\d+", "", name)

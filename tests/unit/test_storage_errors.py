@@ -91,3 +91,15 @@ def test_of_sparks_own_errors_the_condition_and_names_are_shown() -> None:
         message="n is SECRET", errorClass="CAST_OVERFLOW_IN_TABLE_INSERT", messageParameters=parameters
     )
     assert sentence_of(error) == "PySparkException [CAST_OVERFLOW_IN_TABLE_INSERT] columnName `n`, targetType int"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Checksum error: file:/c/state/0/_metadata/v2/0 at 0 exp: -1290175453 got: 909583422",
+        "[MALFORMED_LOG_FILE] Log file was malformed: failed to read correct log version from {}.",
+        "File file:/c/state/0/_stateSchema/default/0_400cbe60-4708-4e42-8095-8cba989603fd does not exist",
+    ],
+)
+def test_damaged_metadata_and_schemas_of_a_state_are_faults_of_the_state(text: str) -> None:
+    assert "bring back the checkpoint's folder 'state'" in str(state_fault(RuntimeError(text))).lower()

@@ -48,7 +48,8 @@ _FILE_PATH = re.compile(r"[\w./+=:%-]*/staging/[\w./+=:%-]*part-\d+-[\w.-]+\.par
 _STATE = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STDS_FAILED_TO_READ_(?:STATE_SCHEMA|OPERATOR_METADATA)"
     r"|Partition should start with 0"  # folders of state partitions are missing
-    r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/"
+    r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|MALFORMED_LOG_FILE"
+    r"|/state/\d+/(?:\d+|_metadata|_stateSchema)/"
 )
 STOPPED = "java.lang.InterruptedException"
 
