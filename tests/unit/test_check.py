@@ -213,7 +213,7 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
             "exclude: [pay_by]",
         ),
         (["operations.watermark=null"], "operations.watermark: is not set"),
-        (["completions.key=ORDER_ID"], "completions.key: 'ORDER_ID': is no column. There are payment_id, order_id"),
+        (["completions.key=ORDER_ID"], "completions.key: 'ORDER_ID': is no column, did you mean 'order_id'?"),
         (["completions.key='`order_id`'"], "completions.key: '`order_id`': is no column"),
         (["operations.exclude=[amont]"], "operations.exclude: 'amont': is no column, did you mean 'amount'?"),
         (

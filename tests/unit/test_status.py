@@ -63,6 +63,19 @@ def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, caps
     assert "run spark-purgatory doctor CHECKPOINT" in capsys.readouterr().err
 
 
+def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_remedy(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StagingFolder(str(checkpoint), checkpoint).write_entry(cast("Any", None), 0, "batch=7-1-abc", {"rows": 1})
+    assert show_status(str(checkpoint), terminal()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "staging/log is of another release: run the one that wrote the checkpoint" in said
+    (checkpoint / "staging" / "table" / "part-0.txt").write_text("{")
+    assert show_status(str(checkpoint), terminal()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "staging/table should name the table of the checkpoint but is damaged: bring its file back" in said
+
+
 def test_a_query_that_keeps_its_pace_is_well() -> None:
     history = tuple(MicroBatch(number, AT + 10_000 * number, AT) for number in range(3))
     assert last_batch(history, 2, AT + 79_000)[0] and not last_batch(history, 2, AT + 81_000)[0]
