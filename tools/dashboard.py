@@ -71,14 +71,14 @@ class Alert:
 ALERTS = (
     Alert(
         "NoMicroBatch",
-        # The second half: where the process has gone, its series are not there to stand still.
+        # The second half: when the process has ended, its series are missing and cannot stand still.
         f"increase({PREFIX}batches_total[15m]) == 0"
         f" or last_over_time({PREFIX}batches_total[6h]) unless {PREFIX}batches_total",
         5,
         "page",
         "no micro-batch has ended for 15 minutes",
-        "The query has stopped, its process has gone (this half stays for 6 hours), or a micro-batch hangs: look at "
-        "its log and at the drains. Other alerts do not fire meanwhile.",
+        "The query has stopped, its process has ended (then the alert lasts 6 hours), or a micro-batch hangs: look "
+        "at its log and drains. Other alerts do not fire meanwhile.",
         "the-query-stopped",
     ),
     Alert(
