@@ -159,7 +159,7 @@ def check(job_file: JobFile, set_: Changes = None) -> None:
 
 
 @app.command()
-def status(checkpoint: Annotated[str, argument(help="The query's checkpointLocation, here.")]) -> None:
+def status(checkpoint: Annotated[str, argument(help="The query's checkpointLocation, on this machine.")]) -> None:
     """Show a query's progress at once, without Spark.
 
     It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 2 cannot be read.
@@ -176,8 +176,8 @@ def pending(
     order_by: Annotated[str, typer.Option(help='In SQL: "age_ms DESC".')] = "remaining_ms",
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; by default all.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
-    batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
-    prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
+    batch_id: Annotated[int | None, typer.Option(help="After this micro-batch. [default: the latest]")] = None,
+    prefix: Annotated[str, typer.Option(help="Prefix of outcome columns.")] = "",
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns, if need be in a block for each row.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each row instead of a table.")] = False,
     conf: Settings = None,
@@ -203,8 +203,8 @@ def report(
     table: Annotated[str, argument(help="The outcomes' Delta table, given as a path or a name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     name: Annotated[str | None, option(help="The query's name, for the title. [default: the table's]")] = None,
-    prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
-    rows: Annotated[bool, option("--rows", help="Show values: the ten that end next, the keys missed most.")] = False,
+    prefix: Annotated[str, typer.Option(help="Prefix of outcome columns.")] = "",
+    rows: Annotated[bool, option("--rows", help="Show values: the next ten to end, the most missed keys.")] = False,
     conf: Settings = None,
 ) -> None:
     """Write one HTML page about a query.
@@ -229,8 +229,8 @@ def repair(
 ) -> None:
     """Decide between two entries of one staging log.
 
-    Two runs that wrote at the same time made them. The entry that does not count is removed. Stop all runs of the
-    query first. Exit code: 0 done or only shown, 1 Spark could not read, 2 it cannot be decided, or nobody agreed.
+    Two runs at the same time wrote them. The entry that does not count is removed. Stop all runs of the query
+    first. Exit code: 0 done or only shown, 1 Spark could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_repair

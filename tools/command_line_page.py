@@ -23,13 +23,13 @@ has the text of this page.
 | see how far a query is | [`status`](#status) |
 | see why an order still waits | [`pending`](#pending) |
 | get one page about a query, to send to someone | [`report`](#report) |
-| change the number of shards, the host or the need | [`move`](#move) |
+| change shards, host, or the criterion's number | [`move`](#move) |
 | get what waits as tables, to edit them | [`export-state`](#export-state) |
 | restart a query whose staging log has two entries with one number | [`repair`](#repair) |
 
-Most commands start their own Spark session, and may read a checkpoint and a table while the query runs ([Run a
-job](operations.md)). Places are paths or URIs for Spark. `CHECKPOINT` is the query's checkpointLocation. Two options
-may be given again:
+Most commands start their own Spark session, and may read a checkpoint and a table while the query runs
+([Run a job](operations.md)). Places are paths or URIs that Spark reads. `CHECKPOINT` is the query's checkpointLocation.
+Two options may be repeated:
 
 | Option | Meaning |
 | --- | --- |
@@ -79,7 +79,7 @@ def _row(option: Any) -> str:
     elif default := said.rstrip("]") or _default(option):
         text += f" Default: {default}."
     names = ", ".join(f"`{each}`" for each in (*reversed(option.opts), *option.secondary_opts))
-    return f"| {names} | {text}{' May be given again.' if option.multiple else ''} |\n"
+    return f"| {names} | {text}{' May be repeated.' if option.multiple else ''} |\n"
 
 
 def _default(option: Any) -> str:

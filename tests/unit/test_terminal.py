@@ -73,7 +73,7 @@ def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
         usage = re.findall(r"\[(--[\w-]+)\]", section)
         assert all(option in shown and f"| `{option}` | " in head for option in usage), name
         for option, meaning, default in options:
-            plain = re.sub(" (?:May be given again|It must be given)\\.$", "", meaning)
+            plain = re.sub(" (?:May be repeated|It must be given)\\.$", "", meaning)
             assert option in shown and plain in shown, (name, option)
             assert not default or f"[default: {default.strip('`')}" in shown, option
 
