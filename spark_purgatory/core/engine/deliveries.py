@@ -89,7 +89,7 @@ class Deliveries:
         return pa.concat_arrays(found).take(pa.array(order))
 
     def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
-        """Return each segment with the positions of its events, and the place of every delivery among all of them."""
+        """Return each segment with the positions of its events, and each delivery's place in the segments' order."""
         chosen = [np.flatnonzero(self.segment == i) for i in range(len(self.segments))]
         parts = [(segment, self.at[mine]) for segment, mine in zip(self.segments, chosen, strict=True)]
         order = np.empty(len(self), np.int64)

@@ -63,8 +63,8 @@ class EndedRanges:
         return inside
 
     def forget(self, watermark_us: int) -> None:
-        """Forget ranges that the watermark has passed if they are a fifth of all, and unite those of a key if there
-        are twice as many ranges as the last time.
+        """Forget ranges that the watermark has passed and unite those of a key, if a fifth are passed or the number of
+        ranges has doubled since.
         """
         for log in self.logs.values():
             passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)

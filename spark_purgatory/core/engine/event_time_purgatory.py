@@ -153,7 +153,7 @@ class EventTimePurgatory:
                     self.completion.check(self._first_keys(alone))
 
     def _named_rows(self, events: EventArrivals) -> Int64s:
-        """Return the waiting rows that the events name, by the hash of the id; so there may be others."""
+        """Return the waiting rows whose id hash an event names; other ids may share the hash."""
         assert events.operation_hash is not None, "bug: an event that names no operation"
         named = np.isin(self.rows.id_hash, events.operation_hash)
         return np.flatnonzero((self.purgatory.state.values == WAITING) & named)

@@ -164,7 +164,7 @@ class _Asked:
         return whole.take(np.argsort(whole.operation, kind="stable")) if len(done) > 1 else whole
 
     def _first_of_each(self, spans: list[Spans], width: int) -> tuple[Deliveries, Int64s]:
-        """Return ``width`` events of each span with all of the last one's time, and until when rows have all theirs."""
+        """Return the first ``width`` events of each span, with ties of the last, and until when rows have all."""
         cut_us, shorter = np.full(len(self.rows), MAX_TIME_US), []
         for span in spans:
             last = np.minimum(span.low + width, span.high) - 1
@@ -256,13 +256,13 @@ class _Asked:
 
     @staticmethod
     def _at_moment(laid: Deliveries, inputs: EvaluationInput, spans: list[Spans], satisfied: Int64s) -> Deliveries:
-        """Return the event that meets each criterion; times of spans, and ``satisfied``, (m,), are places of events."""
+        """Return the event that meets each criterion; spans and ``satisfied``, (m,), have places of events as times."""
         at_no_time = replace(inputs, created_us=np.full(len(inputs.rule), -1))
         met = when_met(at_no_time, RelevantEvents(spans, []), satisfied)[np.unique(laid.operation)]
         return laid.take(met[(met >= 0) & (met < MAX_TIME_US)])
 
 
 def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the start and end of the events of each span at exactly its time."""
+    """Return the start and end of the events at the given time of each span."""
     low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
     return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)

@@ -91,7 +91,7 @@ class OperationTable:
         return saturating_add(self.created_us[rows], -self.spec.lookback_us)
 
     def _set_from_us(self, first: int, from_us: Int64s) -> None:
-        """Set `from_us` of the rows from ``first``, (n,)."""
+        """Set `from_us` of the n rows that begin at row ``first``."""
         rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
         if len(rows):
             self.late_rows = np.concatenate((self.late_rows, rows + first))

@@ -35,7 +35,7 @@ WAITING_FIELDS = (
 
 
 def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
-    """Return `WAITING_FIELDS` with decimals if those are added up, and ``events`` so far if outcomes carry events."""
+    """Return `WAITING_FIELDS`, as decimals if decimals are added up, and ``events`` if outcomes carry events."""
     fields = [*WAITING_FIELDS]
     if spec.sum_scale is not None:
         exact = pa.decimal128(LARGEST_SCALE, spec.sum_scale)

@@ -155,7 +155,7 @@ class EventSegment:
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
-        """Flag the first event of each key with its largest value up to ``floor_us``, one time or (E,); (E,) bool."""
+        """Flag each key's first event with the largest value up to ``floor_us`` (one time, or (E,)); (E,) bool."""
         group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))

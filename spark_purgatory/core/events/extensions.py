@@ -49,7 +49,7 @@ def extended_at(extensions: list[Spans], given_us: Int64s, until_us: Int64s) -> 
 
 
 def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s, until_us: Int64s) -> Int64s:
-    """Return the latest of each deadline and the times in tables of its extensions up to ``until_us``, (n,)."""
+    """Return each deadline, or the latest time that its extensions up to ``until_us`` reach by tables, (n,)."""
     latest_us = deadline_us.copy()
     for span, table in zip(extensions, tables, strict=True):
         high = span.until(until_us[span.owner])
