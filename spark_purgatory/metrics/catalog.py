@@ -34,9 +34,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rejected_total", "operations", "REJECTED operations by reason.", labels=(("reason", REJECTIONS),)),
     Metric("events_received_total", "events", "Events that arrived."),
     Metric("events_late_total", "events", "Events that arrived with a time at or before the watermark."),
-    Metric(
-        "operations_late_total", "operations", "Operations that arrived with a created time at or before the watermark."
-    ),
+    Metric("operations_late_total", "operations", "Operations that arrived at or before the watermark."),
     Metric("events_rejected_total", "events", "Rejected events by reason.", labels=(("reason", EVENT_REJECTIONS),)),
     Metric("batches_total", "micro-batches", "Micro-batches that ran."),
     Metric("batch_duration_ms", "ms", "How long the last micro-batch took."),
@@ -58,10 +56,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "oldest_pending_age_ms",
         "ms",
-        "Watermark minus the earliest created time of a pending operation.",
+        "Watermark minus the earliest created time that waits.",
         source="state",
     ),
-    Metric("next_deadline_ms", "ms", "Next time an outcome is due, minus watermark; 0 if it is due.", source="state"),
+    Metric("next_deadline_ms", "ms", "Time of the next outcome, minus watermark; 0 if due.", source="state"),
     Metric("staged_bytes", "bytes", "Bytes staged for the table.", source="sink"),
     Metric("buffer_available_bytes", "bytes", "Free part of buffer_memory.", "buffer-available-bytes", source="sink"),
     Metric("staged_age_ms", "ms", "Age of the oldest staged rows.", "record-queue-time-max", source="sink"),
