@@ -214,6 +214,7 @@ def _restart(rng: random.Random, drawn: Scenario) -> dict[str, Any]:
         "workers": rng.choice(("old", "gone")),
         "columns": rng.choice(("s", "s", "t")),
         "steps": int(steps),
+        "sink": rng.choice(("", "", *sorted(SINKS))),
     }
 
 
