@@ -64,6 +64,27 @@ def test_each_restart_takes_up_what_the_end_of_a_run_left_beside_a_neighbour(
     assert numbers(stream.run(stream.rows()).table()) == every(stream.files)
 
 
+def test_a_catalog_that_has_the_name_of_the_tables_schema_is_not_taken_for_it(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    catalog = "spark.sql.catalog.t"
+    settings = {catalog: stream.spark.conf.get("spark.sql.catalog.files"), f"{catalog}.type": "hadoop"}
+    for key, value in {**settings, f"{catalog}.warehouse": str(tmp_path / "t")}.items():
+        stream.spark.conf.set(key, value)
+    try:
+        assert numbers(stream.add(1).run(stream.rows()).table()) == every(1)
+    finally:
+        for key in (*settings, f"{catalog}.warehouse"):
+            stream.spark.conf.unset(key)
+
+
+def test_a_session_sees_what_a_restart_has_recovered(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_at(stream, "before pick", monkeypatch)
+    assert numbers(stream.spark.table(name(stream))) == every(0)
+    stream.run(stream.rows())
+    assert numbers(stream.spark.table(name(stream))) == every(1)
+
+
 def late_pick(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> tuple[IcebergTarget, int]:
     """The target of a run that ends before it picks, and what it would pick."""
     held: list[tuple[IcebergTarget, int]] = []

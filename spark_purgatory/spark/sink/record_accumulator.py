@@ -216,12 +216,12 @@ class RecordAccumulator(SinkOptions):
                 )
             return self._target(spark).read(spark)
         if checkpoint is None:
-            checkpoint = self._query_to("read staged rows, or give checkpoint=").checkpoint
+            checkpoint = self._query_to("read with staged=True", ", or give checkpoint=").checkpoint
         return staged_view(spark, self._target(spark), checkpoint)
 
-    def _query_to(self, what: str) -> AccumulatorQuery:
+    def _query_to(self, what: str, otherwise: str = "") -> AccumulatorQuery:
         if not self._started:
-            raise ConfigError(f"there is nothing to {what}: call write_stream first")
+            raise ConfigError(f"there is nothing to {what}: call write_stream first{otherwise}")
         return self._started[-1]
 
     def _checked_trigger(self, trigger: Mapping[str, Any] | None) -> dict[str, Any]:

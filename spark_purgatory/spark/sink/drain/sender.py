@@ -118,6 +118,7 @@ class Sender:
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
         self._run(do.Work(spark, next_batch(spark, self.checkpoint), flush=True))
+        self.target.refresh(spark)
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for a running drain to end, and note that it is done."""

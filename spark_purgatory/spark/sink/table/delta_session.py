@@ -47,14 +47,14 @@ def delta_package(spark_version: str) -> str:
 def what_lacks(spark: SparkSession) -> str:
     """Return the error text for a session without Delta, with the settings to add."""
     lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
-    found = f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are missing"
+    found = f"Delta is not in {' and '.join(lacks)}" if lacks else "its settings name Delta, but its jars are missing"
     lines = [f"--packages {delta_package(spark.version)}"]
     lines += [f"--conf {name}={value}" for name, value in DELTA_SETTINGS.items()]
     return (
         f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "
         "of Spark Connect, with all of\n    " + "\n    ".join(lines) + "\nIn Python, "
         "delta.configure_spark_with_delta_pip(builder) adds the package. Settings of a session that runs cannot be "
-        "changed"
+        "changed. For an Iceberg table set format='iceberg'"
     )
 
 

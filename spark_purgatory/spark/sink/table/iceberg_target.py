@@ -90,7 +90,7 @@ class IcebergTarget(Target):
         """Read DESCRIBE. ``partition_by`` lacks columns with a transform: the sink groups rows by the others."""
         if not self.is_known(spark):
             return None
-        self._refresh(spark)
+        self.refresh(spark)
         rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE EXTENDED {self.table}").collect()]
         detail = dict(rows)
         if detail.get("Provider") != "iceberg":
@@ -108,7 +108,7 @@ class IcebergTarget(Target):
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
         """Read every snapshot that the table has."""
-        self._refresh(spark)
+        self.refresh(spark)
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
         refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
         wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
@@ -170,7 +170,7 @@ class IcebergTarget(Target):
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """By name."""
-        self._refresh(spark)
+        self.refresh(spark)
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
         return reader.table(str(self.table))
 
@@ -218,10 +218,10 @@ class IcebergTarget(Target):
     def _pick(self, spark: SparkSession, written: int | None) -> None:
         """Publish the written snapshot; if another attempt has published it, it is read back."""
         catalog, *name = name_parts(str(self.table))
+        table = sql_text(sql_name(catalog, *name))  # Its schema alone could be the name of another catalog.
         try:
             spark.sql(
-                f"CALL {sql_name(catalog)}.system.cherrypick_snapshot(table => {sql_text(sql_name(*name))}, "
-                f"snapshot_id => {written})"
+                f"CALL {sql_name(catalog)}.system.cherrypick_snapshot(table => {table}, snapshot_id => {written})"
             ).collect()
         except SPARK_FAULTS as error:
             if not _THERE.search(str(error)):
@@ -249,7 +249,7 @@ class IcebergTarget(Target):
         at = "" if version == NO_VERSION else f" AS OF VERSION {version}"
         spark.sql(f"ALTER TABLE {self.table} CREATE OR REPLACE BRANCH {branch}{at}")
 
-    def _refresh(self, spark: SparkSession) -> None:
+    def refresh(self, spark: SparkSession) -> None:
         """Drop the session's cached table, which it would use for half a minute."""
         spark.sql(f"REFRESH TABLE {self.table}")
 

@@ -96,6 +96,9 @@ class Target(ABC):
     def publish(self, spark: SparkSession, intent_uuid: str) -> None:  # noqa: B027
         """Add what `append` has written to the table, if the format `publishes`."""
 
+    def refresh(self, spark: SparkSession) -> None:  # noqa: B027
+        """Let the session see what other sessions have committed."""
+
     def taking(self, spark: SparkSession) -> Taking:
         """Return how the table takes rows in this session."""
         return Taking()
@@ -195,8 +198,9 @@ class Target(ABC):
             return spark.catalog.tableExists(str(self.table))
         except AnalysisException as error:
             raise ConfigError(
-                f"table={self.table!r} is not the name of a table ({error.getCondition()}). Write "
-                "catalog.schema.table, with back-ticks around a part that has more than letters a to z, digits and _"
+                f"table={self.table!r} is not the name of a table ({error.getCondition()}). Name a catalog of this "
+                "session (spark.sql.catalog.NAME) as catalog.schema.table, with back-ticks around a part that has more "
+                "than letters a to z, digits and _"
             ) from None
 
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
