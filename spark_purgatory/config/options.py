@@ -96,8 +96,8 @@ class Operations(Options):
             self.us_of("timeout")
         if self.timeout_unit is not None and self.timeout_column is None:
             raise ConfigError(
-                f"operations.timeout_unit={self.timeout_unit!r} is the unit of a column of whole numbers, and {text} "
-                "is not one: remove timeout_unit, or name such a column in timeout="
+                f"operations.timeout_unit={self.timeout_unit!r} is the unit of a column of whole numbers, but {text} "
+                "names no column: remove timeout_unit, or name such a column in timeout="
             )
 
     @property
@@ -115,7 +115,7 @@ class Completions(Options):
         time: The timestamp of the event.
         value: The number that sums and levels read: double, whole number or decimal, compared exactly. For an
             ``extend`` event, seconds.
-        kind: ``complete`` (or null), or a control event: ``fail`` (the key has failed), ``cancel``, ``force``
+        kind: A column of ``complete`` (or null) or control events: ``fail`` (the key has failed), ``cancel``, ``force``
             (completes) or ``extend`` (moves the deadline to the event's time + value). Without it all are ``complete``.
         operation_id: The event applies only to this operation, on the event's key; if it is null, to every operation on
             the key. A control event without a key applies to all keys of the operation; without several keys or

@@ -52,7 +52,7 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
     if field in TIMES and not isinstance(kind, T.TimestampType):
         raise ConfigError(f"{field} is {kind.simpleString()}, not a timestamp: give datetime(..., tzinfo=UTC)")
     if field in NEEDS and not isinstance(level_type(kind), (T.NumericType, T.NullType)):
-        raise ConfigError(f"{field} is {level_type(kind).simpleString()}, not a number: cast it to one")
+        raise ConfigError(f"{field} is {level_type(kind).simpleString()}, not a number: give rows with numbers")
     return kind
 
 

@@ -51,7 +51,7 @@ def test_early_outcomes_have_the_same_statuses_and_where_they_need_not_that_is_r
     outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path / "early", seed=5, batches=3).cache()
     assert_exactly_once(orders, outcomes, id="order_id", may_be_pending=True, status="o_status")
     assert {row["o_status"] for row in outcomes.collect()} == {"COMPLETED", "EXPIRED"}
-    with pytest.raises(ConfigError, match=r"emit='early' and completions\.kind"):
+    with pytest.raises(ConfigError, match=r"emit='early', and completions\.kind"):
         with_kinds = replace(purgatory, completions=replace(purgatory.completions, kind="kind"))
         assert_stream_equals_batch(with_kinds, orders, payments, tmp_path / "kinds")
     with pytest.raises(ConfigError, match=r"emit='early', and 40 values of operations\.id have several rows each"):

@@ -122,7 +122,7 @@ def test_a_note_that_the_folder_of_a_later_run_has_replaced_is_not_continued() -
 def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
     for rows, checksum in ((4, 11), (6, 11), (5, 12)):
         said = (
-            rf"-000000-aaaaaaaa .* holds {rows} rows .checksum {checksum}. in 1 pieces, .* says 5 rows .checksum 11.: "
+            rf"-000000-aaaaaaaa .* holds {rows} rows .checksum {checksum}. in 1 pieces, but 5 rows .checksum 11. by its"
         )
         with pytest.raises(StagingError, match=said):
             ledger(record(piece(0))).adopt([replace(piece(0), rows=rows, checksum=checksum)], before=1)

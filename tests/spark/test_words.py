@@ -136,7 +136,7 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
     [
         (
             lambda: "twice",
-            r"'twice' is the name of several columns .* AMBIGUOUS_REFERENCE.*: rename or drop all but one",
+            r"'twice' is the name of several columns .*AMBIGUOUS_REFERENCE.*: rename or drop all but one",
         ),
         (
             lambda: "place.street",

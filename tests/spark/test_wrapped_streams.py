@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
     ),
     "dropDuplicatesWithinWatermark": (
         lambda frame: watermarked(frame).dropDuplicatesWithinWatermark(["id"]),
-        "comes out of dropDuplicatesWithinWatermark, .* is DUPLICATE",
+        "comes out of dropDuplicatesWithinWatermark, .* is a DUPLICATE",
     ),
     "join of two streams": (joined_streams, "comes out of a join of two streams"),
     "a purgatory on one host": (

@@ -141,11 +141,11 @@ SMALLEST_OPTIONS[PurgatoryOptions] = {
         ({}, "give exactly one of timeout and deadline, got neither"),
         (
             {"timeout": "1 hour", "timeout_unit": "hours"},
-            r"timeout_unit='hours' is the unit of .*timeout='1 hour' is not one",
+            r"timeout_unit='hours' is the unit of .*timeout='1 hour' names no column",
         ),
         (
             {"deadline": "due", "timeout_unit": "hours"},
-            r"timeout_unit='hours' is the unit of .*timeout=None is not one",
+            r"timeout_unit='hours' is the unit of .*timeout=None names no column",
         ),
     ],
 )

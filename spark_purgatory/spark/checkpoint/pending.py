@@ -90,7 +90,7 @@ def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.
     taken = {name.casefold() for name in own.names}
     if clash := [name for name in added.names if name.casefold() in taken]:
         raise ConfigError(
-            f"the operations have a column {', '.join(clash)}, which pending() adds: set prefix=, for example 'waits_'"
+            f"the operations have a column {', '.join(clash)} of their own: give pending() a prefix=, such as 'waits_'"
         )
     return added.fields
 

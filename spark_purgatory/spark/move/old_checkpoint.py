@@ -40,8 +40,8 @@ class OldCheckpoint:
         commits, begun = (batches_in(files, f"{path}/{name}") for name in ("commits", "offsets"))
         if not commits:
             raise ConfigError(
-                f"{field}={path!r} has no committed micro-batch, so there is no state to take over: name the "
-                "checkpointLocation of a query that has run. A new query needs no move: start it with any settings"
+                f"{field}={path!r} has no committed micro-batch, so it has no state: name the checkpointLocation of a "
+                "query that has run. A new query needs no move: start it with any settings"
             )
         last = commits[-1]
         try:
@@ -74,7 +74,8 @@ class OldCheckpoint:
         if len(names) > 1:
             raise ConfigError(
                 f"source={self.path!r} has the state of {len(names)} operators ({', '.join(sorted(names))}), but a "
-                "move takes over only that of one purgatory: give each its own query, with a table between them"
+                "move takes over only that of one purgatory: keep its settings, or start new queries, one for each "
+                "operator, with a table between them, new checkpoints and new tables"
             )
         if max(self.offsets) > self.batch_id and not self.has_staging:
             raise ConfigError(

@@ -208,7 +208,8 @@ def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, s
         if first is None:
             other = "" if host == LOG_HOST else "give that purgatory host='transformWithState', and "
             ways = f"{other}set {side}.outcomes_of= to that purgatory, or {ways}"
-        raise ConfigError(f"{side}: the stream contains outcomes of the purgatory {name!r} with host={host!r}: {ways}")
+        because = f"(host={host!r}), so a watermark of its own would never move"
+        raise ConfigError(f"{side}: the stream contains outcomes of the purgatory {name!r} {because}: {ways}")
     if first is not None and first.name not in found:
         raise ConfigError(
             f"{side}.outcomes_of names the purgatory {first.name!r}, but the stream does not come out of it: leave "

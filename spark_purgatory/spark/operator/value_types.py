@@ -39,8 +39,8 @@ def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[
     for field, kind in kinds.items():
         if not isinstance(kind, (T.NumericType, T.NullType)):
             raise ConfigError(
-                f"{field} is {kind.simpleString()}, and completions.value {value.simpleString()}: cast {field} to a "
-                "number"
+                f"{field} is {kind.simpleString()}, not a number, but is compared with completions.value: "
+                f"cast {field} to a number"
             )
         if isinstance(kind, DOUBLE_TYPES) and scale_of(number) == LARGEST_SCALE:
             raise ConfigError(

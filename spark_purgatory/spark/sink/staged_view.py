@@ -100,7 +100,7 @@ def _looked_at(
             if before is not None:
                 _check_newest(spark, target, ledger, app_id, before.drains(app_id))
             return ledger, _waiting(spark, target, ledger, app_id, version), version
-    raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were read: try again")
+    raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
 def _history_of(spark: SparkSession, target: Target) -> History | None:
