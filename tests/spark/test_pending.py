@@ -298,7 +298,7 @@ def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSe
     taken = [frame.withColumn("Watch_Keys", F.lit(1)) for frame in landing.frames(spark)]
     query = purgatory().resolve(*taken).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/taken")
     query.trigger(availableNow=True).start().awaitTermination()
-    with pytest.raises(ConfigError, match=r"have a column watch_keys, which pending.. adds: set prefix="):
+    with pytest.raises(ConfigError, match=r"have a column watch_keys of their own: give pending.. a prefix="):
         pending(spark, checkpoint=f"{tmp_path}/taken")
     assert pending(spark, checkpoint=f"{tmp_path}/taken", prefix="waits_").count() == 1
 
