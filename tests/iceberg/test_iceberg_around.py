@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -48,19 +47,6 @@ query = sink.write_stream(rows, checkpoint=f"{folder}/checkpoint", trigger={"ava
 query.awaitTermination()
 print(sorted(row["n"] for row in sink.read(spark, staged=True, checkpoint=f"{folder}/checkpoint").collect()))
 """
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = world.session(tmp_path_factory.mktemp("around"))
-    yield session
-    session.stop()
-
-
-@pytest.fixture(params=["db"])
-def stream(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
-    table = f"{request.param}.t.of_{uuid4().hex[:8]}"
-    return Stream(spark, tmp_path, RecordAccumulator(table=table, format="iceberg", partition_by=["part"]))
 
 
 @pytest.mark.parametrize("catalog", ["files", "db"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,19 +22,6 @@ from tests.support.sink_streams import Stream, every
 if not has_iceberg(pyspark.__version__):
     pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = world.session(tmp_path_factory.mktemp("lake"))
-    yield session
-    session.stop()
-
-
-@pytest.fixture(params=["db"])
-def stream(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> Stream:
-    name = f"{request.param}.t.of_{uuid4().hex[:8]}"
-    return Stream(spark, tmp_path, RecordAccumulator(table=name, format="iceberg", partition_by=["part"]))
 
 
 def snapshots(stream: Stream) -> list[dict[str, Any]]:
