@@ -128,6 +128,8 @@ def _pieces_below(spark: object, folder: str, schema: str | None) -> list[Piece]
 
 def _read_files(spark: object, folder: str, schema: object, files: Any, partition_by: object) -> list[int]:
     pieces = [piece for file in files for piece in file]
+    if missing := {piece.path for piece in pieces} - NOW[-1].checkpoint.files.keys():
+        raise StagingError(f"one of {len(pieces)} staged files is missing: {min(missing)}")
     return [row for piece in pieces for row in NOW[-1].checkpoint.files[piece.path][0][piece.partition]]
 
 
