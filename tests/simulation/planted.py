@@ -23,6 +23,7 @@ from spark_purgatory.spark.sink.drain import protocol, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import Ledger
+from spark_purgatory.spark.sink.staging.pieces import idle_paths
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.simulation.play import Failure, play
 from tests.simulation.storage import Names
@@ -115,6 +116,15 @@ def entry_forgotten(patch: Patch) -> None:
     patch(log_host, "write_head", short)
 
 
+def record_goes(patch: Patch) -> None:
+    """The record of a micro-batch that waits for room goes with the second drain that makes the room."""
+
+    def idle_folders(self: Ledger) -> list[str]:
+        return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs())
+
+    patch(Ledger, "idle_folders", idle_folders)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     "a drain takes what Spark has not committed": BUGS["a drain takes what Spark has not committed"][0],
     "the direct path delivers before Spark commits": direct_path,
@@ -132,6 +142,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     "a timer is too late": timer_too_late,
     "any token fits": any_token,
     "an entry of a shard's log is forgotten": entry_forgotten,
+    "a micro-batch that waits for room loses its record": record_goes,
 }
 
 

@@ -34,6 +34,7 @@ SEES = {
     "a timer is too late": 23,
     "any token fits": 1,
     "an entry of a shard's log is forgotten": 1,
+    "a micro-batch that waits for room loses its record": 429,
 }
 """The first seed that shows a planted fault, if it is not 0; where it shows nothing any more, others are tried."""
 

@@ -33,7 +33,12 @@ SINKS: Mapping[str, dict[str, Any]] = {
     "nothing lingers": {"linger": "0 seconds"},
     "files fill": {"batch_size": "0.5 KiB", **LONG},
     "all linger": LONG,
-    "memory runs out": {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"},
+    "memory runs out": {
+        "batch_size": "0.2 KiB",
+        "buffer_memory": "0.4 KiB",
+        "max_request_size": "0.2 KiB",
+        "linger": "1 minute",
+    },
 }
 BESIDE = ("", "at once", "late")
 

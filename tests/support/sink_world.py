@@ -42,6 +42,10 @@ WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
     "each fills files": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
     "larger than memory": ([("s", LARGE)] * 2, {"batch_size": "1 KiB", "buffer_memory": "1 KiB"}),
     "memory runs out": ([("s", {"a": 6})] * 3, {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"}),
+    "memory runs out, and makes two drains": (
+        [("s", {"a": 6, "b": 6})] * 3,
+        {"batch_size": "1 KiB", "buffer_memory": "1.25 KiB", "max_request_size": "0.65 KiB", "linger": "1 minute"},
+    ),
     "the schema changes": ([("s", SMALL), ("t", SMALL), ("t", SMALL)], {}),
 }
 BESIDE = ("", "at once", "late")

@@ -37,7 +37,8 @@ the policy allows (`backlog`).
    to the table, each row compared with its hash, marked with N and the intent's uuid. A thread does it (`Beside`) while
    later micro-batches are staged; 6 and 7 follow between two of their actions. A flush and the end wait for the thread.
 6. `ReadBack`: find N and its uuid in the table's history, and compare the number of rows committed with the pieces'.
-7. `CleanUp`: write an entry "done N". Then remove the entries before intent N, and pieces that nothing names.
+7. `CleanUp`: write "done N". Then remove pieces that nothing names, and the entries before intent N but for the record
+   of a micro-batch that waits for room.
 
 Invariant: a row of a micro-batch before b is in a piece that the last intent left, in a folder of a later micro-batch
 (the last run's, if there are several), or in the table. It is in exactly one of them once the last intent is settled.

@@ -213,7 +213,8 @@ class Ledger:
 
     def idle_folders(self) -> list[str]:
         """Return the folders below the staging folder that can go once the last intent is done."""
-        return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs())
+        waiting = None if self.incoming is None else self.incoming.epoch
+        return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs(), waiting)
 
     def idle_epochs(self) -> set[int]:
         """Return the epochs whose files can go once the last intent is done."""

@@ -19,11 +19,12 @@ def epoch_path(epoch: int, kind: str = "rows") -> str:
     return f"{kind}/generation={generation(epoch)}/epoch={epoch}"
 
 
-def idle_paths(drain: int, idle: set[int], needed: set[int]) -> list[str]:
+def idle_paths(drain: int, idle: set[int], needed: set[int], waiting: int | None = None) -> list[str]:
     """Return idle folders before a drain: the log before the last intent, idle epochs, a free next generation."""
     following = generation(drain + EPOCHS_A_GENERATION)
     is_free = drain % EPOCHS_A_GENERATION == 0 and following not in map(generation, needed)
-    paths = [epoch_path(drain - 2, "log")] if drain > 1 else []
+    # No intent names a micro-batch that waits for room, so its record in the log of epoch ``waiting`` stays.
+    paths = [epoch_path(drain - 2, "log")] if drain > 1 and drain - 2 != waiting else []
     paths += [epoch_path(epoch) for epoch in sorted(idle)]
     return paths + [f"{kind}/generation={following}" for kind in ("rows", "log") if is_free]
 
