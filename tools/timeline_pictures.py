@@ -23,6 +23,8 @@ BLUE, GREY, LINE, GROUND = "#1565c0", "#5f6368", "#e0e0e0", "#ffffff"
 DASHED = f'stroke="{BLUE}" stroke-width="1.5" stroke-dasharray="5 3"'
 COLOURS = {"COMPLETED": ("#2e7d32", "#2e7d32"), "EXPIRED": ("#ef6c00", "#b84a00"), "waiting": (BLUE, BLUE)}
 """Of bars and of text."""
+HALO = f'paint-order="stroke" stroke="{GROUND}" stroke-width="4" stroke-linejoin="round"'
+"""Of words that a line crosses."""
 FONT = 'font-family="Helvetica,Arial,sans-serif" fill="#1b1b1b"'
 
 
@@ -140,7 +142,8 @@ def phone() -> str:
     for y, order in zip(range(66, 275, 48), ORDERS, strict=False):
         status = f'<tspan fill="{COLOURS[order.status][1]}" font-weight="bold">{order.status}</tspan>'
         words = f'{order.name} {status} <tspan fill="{GREY}">{order.note}</tspan>'
-        parts.append(text(4, y, words) if order.created < 600 else text(354, y, words, 'text-anchor="end"'))
+        x, end = (4, "start") if order.created < 600 else (354, "end")
+        parts.append(text(x, y, words, f'text-anchor="{end}" {HALO}'))
         parts += bar(order, at, y + 16, 8)
     parts.append(text(at(WATERMARK), 312, "watermark 10:15", f'text-anchor="middle" fill="{BLUE}"'))
     parts.append(text(at(WATERMARK), 328, "newest payment 10:25, less 10 min", f'text-anchor="middle" fill="{BLUE}"'))
