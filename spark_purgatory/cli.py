@@ -43,8 +43,9 @@ argument = partial(typer.Argument, show_default=False)
 option = partial(typer.Option, show_default=False)
 Checkpoint = Annotated[str, argument(help="The query's checkpointLocation.")]
 JobFile = Annotated[Path, argument(help="The job's YAML file.")]
-Settings = Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")]
+Settings = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark.")]
+Change = typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: operations.timeout='5 minutes'.")
+Changes = Annotated[list[str] | None, Change]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the change and write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Make the change without asking, for scripts.")]
 app = typer.Typer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from html import escape
@@ -74,10 +75,11 @@ class PurgatoryOptions(Options):
 
     def _repr_html_(self) -> str:
         """Return the rules as a table, the options that were set, and the defaults of the others."""
+        rules = re.sub("`(.+?)`", r"<code>\1</code>", escape("\n".join(_rules(self).values()))).split("\n")
         rows = "".join(
             f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for name, text in _rules(self).items()
+            f"<td style='text-align:left'>{text}</td></tr>"
+            for name, text in zip(_rules(self), rules, strict=True)
         )
         left = ", ".join(f"{name}={value!r}" for name, value in self.unset().items())
         return (
@@ -138,11 +140,12 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
         "expires": "when the watermark reaches the deadline. In a stream it is the newest time of the slower input, "
         f"less its delay: {delays}."
         + (f" While {' or '.join(silent)} are silent, nothing expires: give idle_after." if silent else ""),
-        "leaves": "as soon as its end is seen"
+        "leaves": "in the micro-batch that sees its end"
         if options.emit == "early"
         else "when no earlier event can come, so that the order of arrival changes nothing",
     }
-    return said | ({"example": _example(options)} if is_duration(operations.timeout) else {})
+    said |= {"example": _example(options)} if is_duration(operations.timeout) else {}
+    return {name: f"{text.removesuffix('.')}." for name, text in said.items()}
 
 
 def _example(options: PurgatoryOptions) -> str:

@@ -85,12 +85,12 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
     assert max(map(len, lines)) <= 88
     assert repr(purgatory().explain()).splitlines() == lines, "as a shell shows it"
     for part in (
-        "waits each `order_id` waits 30 minutes from `ordered_at` for events on `order_id`",
+        "waits each `order_id` waits 30 minutes from `ordered_at` for events on `order_id`.",
         "completes at the first event on any of its keys (criteria.any_key())",
         "counts an event from `ordered_at` to the deadline, both included.",
         "While operations or completions are silent, nothing expires: give idle_after.",
         "its deadline is 12:30:00. Without events it is EXPIRED there, once operations have reached 12:40:00 and "
-        "completions 13:30:00",
+        "completions 13:30:00.",
     ):
         assert part in text
     assert "there is no event_id" not in text
@@ -108,7 +108,7 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
 def test_a_notebook_shows_the_rules_what_was_set_and_what_was_not() -> None:
     shown = purgatory(prefix="<b>")._repr_html_()
     assert (
-        "each `order_id` waits 30 minutes" in shown
+        "each <code>order_id</code> waits 30 minutes" in shown
         and "prefix=&#x27;&lt;b&gt;&#x27;" in shown
         and "<b>&#x27;" not in shown
     )
