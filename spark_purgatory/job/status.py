@@ -61,12 +61,15 @@ def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: i
     ago_ms = max(0, now_ms - last.began_ms)
     every = sorted(later.began_ms - earlier.began_ms for earlier, later in pairwise(history))
     usual_ms = every[len(every) // 2] if every else 0
-    ended = "" if last.batch_id == committed else " and is not committed"
-    text = f"Micro-batch {last.batch_id:,} began at {instant(last.began_ms)}{ended}."
+    is_whole = last.batch_id == committed
+    text = f"Micro-batch {last.batch_id:,} began at {instant(last.began_ms)} and is {'not ' * (not is_whole)}committed."
     text += f" One usually begins every {readable_ms(usual_ms)}." if every else ""
     is_late = ago_ms > max(LATE * usual_ms, LATE_MS)
-    late = " The query is not running, or nothing arrives. If it is started now and then, this is its pause."
-    return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text + late * is_late
+    if is_late and is_whole:
+        text += " The query has ended, or nothing arrives. If it is started now and then, this is its pause."
+    elif is_late:
+        text += " The query stopped within it, or is still at it. The next start runs it again."
+    return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
 
 
 def show_status(checkpoint: str, console: Console) -> int:
@@ -126,4 +129,5 @@ def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
     if intent is not None:
         state = "is in the table" if ledger.is_done else "is under way, or was cut"
         yield f"Drain {intent.number:,} of {intent.taken_rows:,} rows {state}"
-    yield f"Staged: {staged:,} rows wait for their file"
+    whole = "Staged: no rows, so every outcome so far is in the table"
+    yield whole if ledger.is_done and not staged else f"Staged: {staged:,} rows wait for their file"

@@ -84,8 +84,8 @@ def test_what_expires_as_the_watermark_moves_adds_up() -> None:
         ),
         (
             {"made_ms": AT + 7 * 86_400_000},
-            "<b>The last micro-batch began 168.0 h ago</b>Micro-batch 9 began at 2024-03-01 09:19:58 UTC. One usually "
-            "begins every 1 ms. The query is not running",
+            "<b>The last micro-batch began 168.0 h ago</b>Micro-batch 9 began at 2024-03-01 09:19:58 UTC and is "
+            "committed. One usually begins every 1 ms. The query has ended, or nothing arrives.",
         ),
         ({"history": ()}, "<b>No micro-batch has begun</b>"),
         ({"gauges": Gauges(**{**GAUGES, "watermark_ms": 0})}, "<b>There is no watermark yet</b>"),

@@ -42,7 +42,10 @@ def test_status_says_how_a_query_is(checkpoint: Path, capsys: pytest.CaptureFixt
     assert show_status(str(checkpoint), terminal()) == 0
     last, *rest = capsys.readouterr().out.splitlines()
     assert last.startswith("The last micro-batch began ") and "Micro-batch 6 began at 2024-03-01 09:20:58 UTC" in last
-    assert "and is not committed. One usually begins every 10.0 s. The query is not running, or nothing" in last
+    assert (
+        "and is not committed. One usually begins every 10.0 s. The query stopped within it, or is still at it. "
+        in last
+    )
     assert rest == [
         "Watermark: 2024-03-01 09:19:58 UTC",
         "Table: /lake/outcomes",
