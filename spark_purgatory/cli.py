@@ -222,12 +222,7 @@ def report(
 
 
 @app.command()
-def repair(
-    checkpoint: Checkpoint,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    conf: Settings = None,
-) -> None:
+def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, conf: Settings = None) -> None:
     """Decide between two entries of one staging log.
 
     Two runs at the same time wrote them. The entry that does not count is removed. Stop all runs of the query
@@ -236,8 +231,8 @@ def repair(
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_repair
 
-    given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, show_repair, *given))
+    consent = Consent(dry_run, yes)
+    raise typer.Exit(guarded_reading(checkpoint, show_repair, checkpoint, consent, conf or [], terminal()))
 
 
 @app.command()
@@ -277,5 +272,4 @@ def export_state(
     require_spark("This command", needs_delta=False)
     from spark_purgatory.job.commands import guarded_reading, show_export
 
-    given = (checkpoint, folder, conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, show_export, *given))
+    raise typer.Exit(guarded_reading(checkpoint, show_export, checkpoint, folder, conf or [], terminal()))

@@ -126,9 +126,8 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
     by_row = isinstance(criterion, ByRow)
     met = "as its own columns say" if by_row else COMPLETES[criterion.rule].format(need=criterion.need)
     back = "" if options.us_of("lookback") == 0 else f"{options.lookback} before "
-    once = f" {TWICE}" if options.may_count_twice else ""
-    if completions.event_id is not None:
-        once = f" An event of one `{completions.event_id}` counts once."
+    once = f" {TWICE}" if options.may_count_twice else f" An event of one `{completions.event_id}` counts once."
+    once = "" if completions.event_id is None and not options.may_count_twice else once
     kinds = "" if completions.kind is None else f" By `{completions.kind}` it may also fail, cancel, force or extend."
     delays = f"{operations.watermark} (operations), {completions.watermark} (completions)"
     silent = [each.section[:-1] for each in (operations, completions) if each.idle_after is None]

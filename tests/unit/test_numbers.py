@@ -501,9 +501,8 @@ def test_a_need_of_more_digits_than_decimals_have_is_refused() -> None:
 
 @pytest.mark.parametrize("need", [D("NaN"), D("Infinity"), 10**400, D("1e400"), "1", True, D("sNaN")])
 def test_what_is_no_finite_number_is_no_need(need: Any) -> None:
-    with pytest.raises(ConfigError, match="needs a finite number") as refused:
+    with pytest.raises(ConfigError, match=r"needs a finite number, .* name a column of numbers with criteria.by_row"):
         criteria.level(need)
-    assert ("if each row has its own, use criteria.by_row" in str(refused.value)) == isinstance(need, str)
 
 
 def test_a_job_file_brings_whole_numbers_as_they_are() -> None:

@@ -147,11 +147,10 @@ class AccumulatorQuery:
         # The current micro-batch may not have seen the newest rows; the next one has.
         last = None if before is None else before["batchId"] + 1
         while self.isActive:
-            progress = self._query.lastProgress
-            if progress is not None and last is None:
-                last = progress["batchId"]
-            if progress is not None and last is not None and progress["batchId"] > last and not _brought(progress):
-                return
+            if (progress := self._query.lastProgress) is not None:
+                last = progress["batchId"] if last is None else last
+                if progress["batchId"] > last and not _brought(progress):
+                    return
             time.sleep(POLL_SECONDS)
         if (error := self._query.exception()) is not None:
             raise error
