@@ -23,6 +23,10 @@ from tests.simulation.world import NEAR_COMMITS, SINKS, scenario
 SECOND_US = 1_000_000
 KEPT_VERSIONS = 30
 """Of the table's history."""
+LINGER_S = 10
+HOUR_MS = 3_600_000
+SET_MS = (0, HOUR_MS, -HOUR_MS, 24 * HOUR_MS, -24 * HOUR_MS, 87_600 * HOUR_MS, -87_600 * HOUR_MS)
+"""Summer time where the machine's clock has local time, a wrong day, ten years: how far from right it may be set."""
 
 
 class Endless(Sequence[Batch]):
@@ -61,15 +65,22 @@ class Left(NamedTuple):
     epochs: int
 
 
-def live(drains: int, restarts: int, host: str, seed: int = 0) -> tuple[list[Left], Simulation]:
-    """A life of so many drains, one a micro-batch, and so many restarts, one in two of them a crash."""
+def live(
+    drains: int, restarts: int, host: str, seed: int = 0, clock_is_set: float = 0
+) -> tuple[list[Left], Simulation]:
+    """A life of so many drains, one a micro-batch, and so many restarts, one in two of them a crash.
+
+    Where the clock is set, so often a micro-batch, each takes a second, and rows linger for `LINGER_S`.
+    """
     rng = random.Random(f"life {seed}")
     query = Query(
         EngineSpec(Criterion("any_key"), identity_width=2, operation_ids=True, event_ids=True), host, 1, False, 1
     )
     endless: Any = Endless(drains + 1)
     drawn = replace(scenario(0), name="life", query=query, batches=endless, format=2, storage="disk", late=False)
-    simulation = Simulation(replace(drawn, sink=SINKS["nothing lingers"], beside="at once", timeouts=(1,)))
+    lingers = {"linger": f"{LINGER_S} seconds", "delivery_timeout": "1 hour"}
+    sink = lingers if clock_is_set else SINKS["nothing lingers"]
+    simulation = Simulation(replace(drawn, sink=sink, beside="at once", timeouts=(1,)))
     assert isinstance(simulation.checkpoint.log, Disk)
     found = []
     with quiet():
@@ -77,6 +88,10 @@ def live(drains: int, restarts: int, host: str, seed: int = 0) -> tuple[list[Lef
         DISKS.append(simulation.checkpoint.log)
         while simulation.checkpoint.next_batch < drains:
             number = simulation.checkpoint.next_batch
+            if clock_is_set and rng.random() < clock_is_set:
+                simulation.set_ms = rng.choice(SET_MS)
+                simulation.seen["the clock is set"] += 1
+            simulation.clock_ms += 1000 * bool(clock_is_set)
             if rng.random() < restarts / drains:
                 simulation.seen["restart"] += 1
                 if rng.random() < 0.5:
@@ -94,10 +109,10 @@ def live(drains: int, restarts: int, host: str, seed: int = 0) -> tuple[list[Lef
     return found, simulation
 
 
-def lost_or_doubled(simulation: Simulation) -> int:
+def lost_or_doubled(simulation: Simulation, last: int = 3) -> int:
     """Rows of all micro-batches but the last few that the table does not have once."""
     numbers = [each.numbers for _, each in sorted(simulation.judge.micro_batches.items())]
-    settled = Counter(row for rows in numbers[:-3] for row in rows)
+    settled = Counter(row for rows in numbers[:-last] for row in rows)
     every = Counter(row for rows in numbers for row in rows)
     table = simulation.table.ours()
     return (settled - table).total() + (table - every).total()

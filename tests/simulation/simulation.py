@@ -48,6 +48,8 @@ class Simulation:
     scenario: Scenario
     table: Table = field(default_factory=Table)
     clock_ms: int = START_MS
+    set_ms: int = 0
+    """By how much somebody has set the wall clock."""
     run: Run | None = None
     under_way: Callable[[], Any] | None = None
     """A commit beside the micro-batches that has not arrived."""
@@ -88,8 +90,10 @@ class Simulation:
         """The options of the sink."""
         return SINKS[self.settings.sink] if self.settings.sink else self.scenario.sink
 
-    def now_ns(self) -> int:
-        return self.clock_ms * 1_000_000
+    @property
+    def wall_ms(self) -> int:
+        """What the wall clock shows."""
+        return self.clock_ms + self.set_ms
 
     # --- points ----------------------------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Simulation:
             self.excused.update(("StagingError", "ForeignWriterError"))
         self.executor = Executor()
         for name, (_, staged_ms) in list(self.checkpoint.files.items()):
-            if staged_ms >= self.clock_ms - 2 and self.random.random() < 0.15:
+            if staged_ms >= self.wall_ms - 2 and self.random.random() < 0.15:
                 del self.checkpoint.files[name]
                 self.is_damaged = True
         if self.checkpoint.next_batch > self.moved_at and self.random.random() < 0.2:

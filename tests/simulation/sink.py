@@ -99,7 +99,7 @@ def _stage(frame: Frame, path: str, rules: object, max_file_rows: int) -> tuple[
         simulation.reach("in stage")
         if simulation.fails_to_stage():
             raise StagingError("a micro-batch could not be staged: no space left on device")
-        files[f"{folder}/part-{number:05d}-{frame.run.uuid}.parquet"] = file, simulation.clock_ms
+        files[f"{folder}/part-{number:05d}-{frame.run.uuid}.parquet"] = file, simulation.wall_ms
     return found, found.rows * ROW_BYTES
 
 
@@ -214,7 +214,9 @@ def edges() -> Iterator[None]:
     next_batch = SimpleNamespace(of=lambda spark, checkpoint: NOW[-1].checkpoint.next_batch).of
     app_id = SimpleNamespace(of=lambda spark, checkpoint: NOW[-1].checkpoint.app_id).of
     none = SimpleNamespace(of=lambda *given: []).of
-    clock = SimpleNamespace(time_ns=lambda: NOW[-1].now_ns(), monotonic_ns=lambda: NOW[-1].now_ns())
+    clock = SimpleNamespace(
+        time_ns=lambda: NOW[-1].wall_ms * 1_000_000, monotonic_ns=lambda: NOW[-1].clock_ms * 1_000_000
+    )
     tokens = SimpleNamespace(token_hex=lambda size: f"{NOW[-1].random.getrandbits(8 * size):0{2 * size}x}")
     place = SimpleNamespace(path="/table", table=None)
     nowhere = lambda *given: nullcontext()  # noqa: E731

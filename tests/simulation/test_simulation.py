@@ -12,12 +12,13 @@ import pytest
 
 from spark_purgatory.spark.sink import staged_view
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from tests.simulation.life import Left, live, lost_or_doubled
+from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled
 from tests.simulation.planted import PLANTED, Patch, hunt, planted
 from tests.simulation.play import Played, play, quiet, why_wrong
 from tests.simulation.shrink import shrunk
 from tests.simulation.storage import DiskPath
 from tests.simulation.world import SINKS, Step, history, scenario
+from tests.support.now_and_then import EVERY_CASE
 
 HISTORIES = int(os.environ.get("HISTORIES", "300"))
 SEES = {
@@ -206,6 +207,21 @@ def grows(drains: int, restarts: int, host: str) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("host", ["blob", "log"])
 def test_files_entries_and_memory_do_not_grow_in_a_life_of_hundreds_of_drains(host: str) -> None:
     assert grows(120, 20, host) == {}
+
+
+@pytest.mark.parametrize("host", ["blob", "log"])
+def test_a_wall_clock_that_is_set_loses_and_doubles_nothing_and_stops_no_lingering(host: str) -> None:
+    """Hours, days and years forth and back, within runs and between them: a second a micro-batch goes on passing."""
+    micro_batches, restarts = (6000, 150) if EVERY_CASE else (240, 6)
+    left, simulation = live(micro_batches, restarts, host, clock_is_set=0.1)
+    seen, waits_s = simulation.seen, [each.files for each in left]
+    assert seen["restart"] >= restarts / 3 and seen["the clock is set"] >= micro_batches / 20
+    assert lost_or_doubled(simulation, LINGER_S * 3) == 0
+    assert max(waits_s) <= 2 * LINGER_S, "a file a micro-batch; a run that begins lets what it finds linger once more"
+    print(
+        f"{host}: {micro_batches:,} micro-batches, {seen['restart']} restarts, clock set {seen['the clock is set']} "
+        f"times, {simulation.table.version} commits, at most {max(waits_s)} files staged"
+    )
 
 
 @pytest.mark.slow
