@@ -261,9 +261,7 @@ def move(
 
 @app.command()
 def export_state(
-    checkpoint: Checkpoint,
-    folder: Annotated[str, argument(help="The folder for the tables.")],
-    conf: Settings = None,
+    checkpoint: Checkpoint, folder: Annotated[str, argument(help="The folder for the tables.")], conf: Settings = None
 ) -> None:
     """Write a query's state as Parquet tables, to read, count and edit.
 

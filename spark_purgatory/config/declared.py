@@ -43,7 +43,7 @@ TimeOut = ColumnLike | Duration  # a duration for all rows, or a column with eac
 
 ONE_LINE = 70  # characters of an object that is shown on one line
 MOST_COUNT = (1 << 31) - 1  # the largest whole number of an option: Arrow and the JVM count elements with 32 bits
-JOIN_THEM = "where it takes several columns, make one of them in both inputs, such as concat(shop, '/', number)"
+JOIN_THEM = "to use several, join them into one in both inputs, such as concat(shop, '/', number)"
 
 
 def is_column(value: object) -> bool:

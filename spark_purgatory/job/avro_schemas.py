@@ -54,7 +54,7 @@ def _of_file(file: str, field: str) -> str:
     try:
         schema = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise wrong(field, repr(file), f"not Avro: {error}") from error
+        raise wrong(field, repr(file), f"must be a file with an Avro schema in JSON: {error}") from error
     return _record(schema, field, repr(file))
 
 
@@ -70,8 +70,7 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
     for number in _asked(registry, at, field):
         version, given = _asked(registry, f"{at}/{number}", field), f"subject {subject!r}, version {number}"
         if version.get("schemaType", "AVRO") != "AVRO" or version.get("references"):
-            said = "must be Avro without references to other subjects; give schema_file and no registry"
-            raise wrong(field, given, said)
+            raise wrong(field, given, "must be Avro without references to other subjects; give schema_file instead")
         _record(json.loads(version["schema"]), field, given)
         found.append(version)
     return found

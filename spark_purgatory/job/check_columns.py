@@ -86,7 +86,7 @@ def _table_problems(
     is_column = isinstance(timeout, str) and not (is_duration(timeout) or reads_like_a_duration(timeout))
     if is_column and given.get("timeout_unit") is None and str(timeout).lower() not in map(str.lower, exclude):
         allowed = (
-            "without a timeout_unit, a column of intervals, which a Delta table cannot take: for whole numbers add "
+            "without timeout_unit is a column of intervals, which a Delta table cannot take: for whole numbers add "
             f"timeout_unit, such as 'minutes'; for intervals add exclude: [{timeout}]"
         )
         yield Problem("operations.timeout", repr(timeout), allowed)
@@ -100,7 +100,7 @@ def _table_problems(
 
 
 def _no_column(field: str, column: str, there: list[str]) -> Problem:
-    return Problem(field, repr(column), f"is no column{near(column, there) or '.'} There are {', '.join(there)}")
+    return Problem(field, repr(column), f"is not a column{near(column, there) or '.'} There are {', '.join(there)}")
 
 
 def source_columns(given: InputSection) -> dict[str, str]:
@@ -117,7 +117,7 @@ def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> I
                 others = [f"{other}, " for other in kinds if other != column]
                 way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
                 select = "".join([*others, f"{way}({column}) as {column}"])
-                allowed = f"is {kind}, not timestamp: correct the schema, or make it one, as select: [{select}]"
+                allowed = f"is {kind}, not timestamp: correct the schema, or write {name}.select: [{select}]"
                 yield Problem(f"{name}.{field}", repr(column), allowed)
 
 
@@ -127,7 +127,7 @@ def _key_problems(name: str, given: dict[str, Any], kinds: dict[str, str], crite
         for column in _texts(given.get(field)):
             kind = kinds.get(column)
             if kind in NO_KEYS and (field, kind) != ("keys", "array"):
-                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or a whole number, in select"
+                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or bigint in {name}.select"
                 yield Problem(f"{name}.{field}", repr(column), allowed)
     keys = _texts(given.get("keys"))
     if keys and isinstance(criterion, Criterion) and criterion.rule == "quorum":

@@ -38,13 +38,15 @@ WORDS = {  # The allowed values, by pydantic's type of error; in braces the valu
     "less_than_equal": "must be at most {le}",
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "list_type": "must be a list",
+    "missing": "is required",
     "dict_type": "must be names with a value each",
 }
 FORMATS = "'parquet', 'json', 'csv', 'delta' or 'kafka'"
 FORMS = {  # The right form of a section that was given as a single value
     "trigger": "write processingTime: 10 seconds, or availableNow: true, below it",
-    "operations.source": f"write format: and what it needs below it: {FORMATS}",
-    "completions.source": f"write format: and what it needs below it: {FORMATS}",
+    **dict.fromkeys(
+        ("operations.source", "completions.source"), f"write format: and what it needs below it: {FORMATS}"
+    ),
 }
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 MOST_VALUES = 10_000  # In one file, with what its aliases repeat
@@ -61,7 +63,7 @@ class JobConfigError(ConfigError):
         self.origin = origin
         self.problems = tuple(problems)
         told = "\n".join(f"  {_line_of(problem, lines or {})}{problem}" for problem in self.problems)
-        super().__init__(f"{origin} has {len(self.problems)} problem(s):\n{told}")
+        super().__init__(f"{origin} has {len(self.problems)} problem{'s' * (len(self.problems) > 1)}:\n{told}")
 
 
 def _line_of(problem: Problem, lines: Mapping[str, int]) -> str:
@@ -86,8 +88,8 @@ def _given(error: ErrorDetails) -> str:
 
 
 def _choices(given: object, expected: str) -> str:
-    meant = near(str(given), re.findall("'([^']+)'", expected)).removeprefix(", ")
-    return f"{meant + ' Allowed' if meant else 'allowed'}: {expected}"
+    names = re.findall("'([^']+)'", expected)
+    return f"must be {expected}{near(str(given), names)}"
 
 
 def _problem(error: ErrorDetails) -> Problem:
@@ -102,9 +104,7 @@ def _problem(error: ErrorDetails) -> Problem:
             allowed = WORDS[kind].format(**context)
         case "model_type" | "model_attributes_type":
             models = vars(job_config) | vars(source_config)
-            allowed = FORMS.get(field) or f"holds fields: {', '.join(models[context['class_name']].model_fields)}"
-        case "missing":
-            allowed = "required"
+            allowed = FORMS.get(field) or f"must have fields: {', '.join(models[context['class_name']].model_fields)}"
         case "literal_error":
             field = re.sub(r"(?<=criterion)\.rule$", "", field)
             allowed = _choices(error["input"], context["expected"])
@@ -112,8 +112,8 @@ def _problem(error: ErrorDetails) -> Problem:
             allowed = _choices(context["tag"], context["expected_tags"])
             return Problem(f"{field}.format", repr(context["tag"]), allowed)
         case "union_tag_not_found":
-            return Problem(f"{field}.format", "", f"required: {FORMATS}")
-    allowed = allowed.removeprefix(f"{field}: ").replace(f"this={error['input']!r} ", "this ")
+            return Problem(f"{field}.format", "", f"is required: {FORMATS}")
+    allowed = allowed.removeprefix(f"{field}: ").removeprefix(f"this={error['input']!r} ")
     return Problem(field, _given(error), allowed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -14,6 +15,7 @@ from spark_purgatory.config.units import parse_duration, parse_size
 
 FREE_FORM = ("options", "spark")  # Mappings whose keys hold dots and whose values may be secret
 SECRET = (*FREE_FORM, "user_info", "url")  # Fields whose values no error shows
+VERB = re.compile(r"(is|are|has|can|cannot|must|needs|without)\b")  # A sentence goes on with it, without a colon
 
 
 def _as_text(value: object) -> object:
@@ -48,7 +50,8 @@ class Problem:
     allowed: str
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, (self.field, self.given, self.allowed)))
+        about = ": ".join(filter(None, (self.field, self.given)))
+        return f"{about}{' ' if VERB.match(self.allowed) else ': ' if about else ''}{self.allowed}"
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -56,7 +59,7 @@ Scalar = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | i
 _AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, Text | list[Text])
 Texts = Annotated[list[Text], _AS_LIST]
 Duration = Annotated[str, _read_by(parse_duration)]
-OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in select")]
+OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in their select")]
 TimeOutText = Annotated[Text, _but((int, float), 'a number alone has no unit: write "30 minutes", or name a column')]
 Size = Annotated[str | int, _read_by(parse_size)]
 Whole = Annotated[int, _but(bool, "must be a whole number")]  # YAML's yes is no 1

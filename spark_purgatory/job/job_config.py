@@ -207,7 +207,7 @@ class Output(Model):
             self.made()
             return self
         if others := sorted(set(_given(self, but=TOPIC_FIELDS))):
-            raise ValueError(f"{', '.join(others)}: belong to a table, and the output is a Kafka topic")
+            raise ValueError(f"a Kafka topic does not have {', '.join(others)}: leave out what belongs to a table")
         check_brokers(self.options)
         if wrong := [name for name in self.options if not name.startswith("kafka.")]:
             raise ValueError(f"{', '.join(wrong)}: only options of Kafka's producer, kafka.*, are allowed")

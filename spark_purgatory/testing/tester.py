@@ -33,6 +33,7 @@ from spark_purgatory.spark.operator.purgatory import Plan, plan_for
 from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
 
+MAKE = "make the PurgatoryTester with"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
 COUNTED = (*(name for name in COUNTERS if name not in ("pending_change", "state_bytes_written")), *REJECTION_COUNTERS)
@@ -195,7 +196,7 @@ class PurgatoryTester:
             StateMismatchError: It differs from the old one in something that a restart cannot change.
         """
         if self._operations.schema is None or self._completions.schema is None:
-            raise ConfigError("restart() needs the columns of both inputs: give operations_schema, completions_schema")
+            raise ConfigError(f"restart() needs both inputs' columns: {MAKE} operations_schema=, completions_schema=")
         plan = self._learn(purgatory or self.purgatory)
         if self._now.state is not None:
             restore(plan.spec, self._now.state, SHARDS)
@@ -290,9 +291,8 @@ class PurgatoryTester:
         """Return the state after a step. Until an operation has come, events are only kept."""
         now = self._now
         if self._operations.schema is None:
-            if self.purgatory.orphans != "none":
-                option = f"orphans={self.purgatory.orphans!r}"
-                raise ConfigError(f"{option} needs the operations' columns for ORPHAN rows: give operations_schema=")
+            if (kind := self.purgatory.orphans) != "none":
+                raise ConfigError(f"orphans={kind!r} adds rows with the operations' columns: {MAKE} operations_schema=")
             return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
         plan = self._learn(self.purgatory)
         if now.plan is None or now.plan.spec != plan.spec:
@@ -307,8 +307,7 @@ class PurgatoryTester:
             now = self._run(now, given)
         if now.outcomes != self._now.outcomes:
             raise ConfigError(
-                "completions.value has a type that changes outcomes which the tester has returned: make the "
-                "PurgatoryTester with completions_schema="
+                f"the type of completions.value changes outcomes already returned: {MAKE} completions_schema="
             )
         return now
 
@@ -333,7 +332,7 @@ class PurgatoryTester:
         if events is None and options.evidence_columns:
             raise ConfigError(
                 "completions.columns and evidence= give outcomes columns of the completions, whose types are unknown "
-                "before the first one: give completions_schema=, a pyarrow schema or a DataFrame's schema"
+                f"before the first one: {MAKE} completions_schema=, a pyarrow schema or a DataFrame's schema"
             )
         type_of_event = None if events is None else partial(kind_of, events)
         return plan_for(

@@ -67,7 +67,7 @@ class RowReader:
             try:
                 schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
             except PySparkException as error:
-                raise ConfigError(f"{self.given}: a column has a type that Spark does not have: {error}") from error
+                raise ConfigError(f"{self.given}: Spark does not have a column's type: cast it. {error}") from error
         if not isinstance(schema, T.StructType):
             raise ConfigError(f"{self.given}_schema={schema!r} must be a pyarrow.Schema or a pyspark StructType")
         self.schema = schema
@@ -99,10 +99,10 @@ class RowReader:
             array = pa.array(values, kind)
         except UNFIT as error:
             at = next((i for i, value in enumerate(values) if not _fits(value, kind)), 0)
-            where = f"{self.given}: column {name!r} has a {type(values[at]).__name__} in row {at}"
+            where = f"{self.given}[{at}][{name!r}] is a {type(values[at]).__name__}"
             if isinstance(error, UnicodeError):
                 raise ConfigError(f"{where} with a lone surrogate, which UTF-8 does not have: remove it") from None
-            wanted = "the type of the rows before it" if kind is None else plain(kind)
+            wanted = "the type of the rows before it" if kind is None else f"{plain(kind)} of the schema or first rows"
             raise ConfigError(
                 f"{where}, which does not fit {wanted}: give values of one type, or {self.given}_schema="
             ) from error

@@ -260,5 +260,5 @@ def test_the_tester_gives_evidence_without_spark(spark: SparkSession) -> None:
     (row,) = tester.step(completions=[{"order_id": "o1", "paid_at": at(3), "amount": None, "method": "card"}])
     carried = {"key": "o1", "time": at(3), "amount": None, "method": "card", "lines": None}
     assert (row["event"], row["events"]) == (carried, [carried])
-    with pytest.raises(ConfigError, match="give completions_schema="):
+    with pytest.raises(ConfigError, match="make the PurgatoryTester with completions_schema="):
         PurgatoryTester(purgatory).step(operations=[{"order_id": "o1", "ordered_at": NOON}])

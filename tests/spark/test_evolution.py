@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
             "shards: the checkpoint was written with 4, but the query has 3: set shards=4",
             "criterion: the checkpoint was written with 'any_key'",
             "emit: the checkpoint was written with 'early'",
-            "lookback_us: the checkpoint was written with 0",
+            "lookback: the checkpoint was written with '0 us'",
             "'text' is in the checkpoint",
         ],
     ),
@@ -188,15 +188,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
             "orphans": "control",
         },
         [
-            "event_ids: the checkpoint was written with False",
-            "operation_ids: the checkpoint",
+            "completions.event_id: the checkpoint was written with None, but the query has 'a column'",
+            "completions.operation_id: the checkpoint",
             "orphans: the checkpoint",
         ],
     ),
     "keys within a partition": (
         BEFORE,
         {"scope": "key", "tick": "1 second"},
-        ["key_prefix: the checkpoint was written with 0", "tick_ms: the checkpoint was written with 1"],
+        ["scope (key_prefix): the checkpoint was written with 0", "tick: the checkpoint was written with '1 ms'"],
     ),
     "shards by key": (BEFORE, {"shards": None}, ["the query has None: set shards=4"]),
 }

@@ -120,7 +120,7 @@ CHANGES: list[list[tuple[dict[str, Any], str]]] = [
             {"criterion": criteria.count(2)},
             "criterion: the checkpoint was written with 'any_key', but the query has 'count'",
         ),
-        ({"lookback": "1 minute"}, "lookback_us: the checkpoint was written with 0"),
+        ({"lookback": "1 minute"}, "lookback: the checkpoint was written with '0 us'"),
     ],
 ]
 

@@ -318,7 +318,9 @@ def test_a_stream_adds_up_decimals_over_restarts_and_refuses_another_number_type
     land(rows, tmp_path, "operations")
     land(events(session, "decimal(10,2)", {"just": [D("0.70")], "short": [D("0.70")]}), tmp_path, "events")
     run(session, tmp_path, criterion)
-    with pytest.raises(StreamingQueryException, match=r"number: the checkpoint was written with 'decimal of scale 2'"):
+    with pytest.raises(
+        StreamingQueryException, match=r"completions.value: the checkpoint was written with 'decimal of scale 2'"
+    ):
         land(events(session, "decimal(10,2)", {"other": [D("0.70")]}), tmp_path, "events")
         run(session, tmp_path, criterion, "cast(value as double)")
     late = events(session, "decimal(10,2)", {"just": [D("0.05"), D("0.05")], "short": [D("0.05"), D("0.04")]})

@@ -129,7 +129,7 @@ def test_a_field_that_is_set_changes_no_other_that_was_written_with_it(tmp_path:
 )
 @pytest.mark.parametrize("word", ["yes", "true", "on", "no"])
 def test_a_truth_value_is_no_number(tmp_path: Path, field: str, word: str) -> None:
-    with pytest.raises(JobConfigError, match=rf"{field}: (True|False): must be a whole number"):
+    with pytest.raises(JobConfigError, match=rf"{field}: (True|False) must be a whole number"):
         load(tmp_path, JOB, [f"{field}={word}"])
 
 
@@ -163,7 +163,7 @@ def test_a_timeout_beyond_the_longest_duration_is_refused_when_it_is_given(tmp_p
     with pytest.raises(JobConfigError, match=r"operations.timeout='99999 weeks' is longer than 1000 years"):
         load(tmp_path, JOB, ["operations.timeout=99999 weeks"])
     for field in ("trigger.processingTime", "metrics.gauges_every", "operations.idle_after"):
-        with pytest.raises(JobConfigError, match=rf"{field}: '99999 weeks': .* is longer than 1000 years"):
+        with pytest.raises(JobConfigError, match=rf"{field}: '99999 weeks' is longer than 1000 years"):
             load(tmp_path, JOB, [f"{field}=99999 weeks"])
     with pytest.raises(ConfigError, match=r"operations.timeout=.* is longer than 1000 years"):
         Operations(id="id", keys="id", created="at", timeout=timedelta(days=400_000))

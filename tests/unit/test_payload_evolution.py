@@ -264,9 +264,9 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
     assert [text.split(" is ")[0].split(":")[0] for text in found] == [
         "shards",
         "criterion",
-        "need",
+        "criterion (need)",
         "emit",
-        "lookback_us",
+        "lookback",
         "column 'n'",
         "column 'd'",
         "column 's.city'",

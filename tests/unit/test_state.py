@@ -228,11 +228,11 @@ def test_another_number_of_shards_is_refused_with_both_numbers(shards: int) -> N
     ("change", "named"),
     [
         ({"criterion": criteria.all_keys()}, ("criterion", "'count'", "'all_keys'")),
-        ({"criterion": criteria.count(3)}, ("need", "2.0", "3.0")),
+        ({"criterion": criteria.count(3)}, (r"criterion \(need\)", "2.0", "3.0")),
         ({"final": True}, ("emit", "'early'", "'final'")),
-        ({"lookback_us": 6}, ("lookback_us", "5", "6")),
-        ({"tick_ms": 1000}, ("tick_ms", "10", "1000")),
-        ({"identity_width": 2}, ("identity_width", "1", "2")),
+        ({"lookback_us": 6}, ("lookback", "'5 us'", "'6 us'")),
+        ({"tick_ms": 1000}, ("tick", "'10 ms'", "'1000 ms'")),
+        ({"identity_width": 2}, (r"operations.id or operations.keys \(identity_width\)", "1", "2")),
     ],
     ids=lambda part: part[0] if isinstance(part, tuple) else None,
 )

@@ -83,10 +83,7 @@ class OperationRejection(Rejection):
         "the criterion's number is missing or out of range (quorum, count: a whole number from 1; sum_at_least: 0 or "
         "more)",
     )
-    DEADLINE_OVERFLOWS = (
-        10,
-        "the deadline is too large: created + timeout does not fit into 64 bits of microseconds",
-    )
+    DEADLINE_OVERFLOWS = (10, "the deadline is too large: created + timeout does not fit into 64 bits of microseconds")
     CREATED_AT_NO_TIME = (
         11,
         "the created time is the first or last microsecond that a timestamp can hold, which stand for no time",

@@ -21,6 +21,12 @@ AS_THEY_ARE = (
     "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
 ).split()
 MOVABLE = ("need", "tick_ms", "wheel_size")  # fields of a fingerprint that a move may change
+OPTIONS = {  # The options behind fields of a fingerprint
+    "need": "criterion (need)",
+    "identity_width": "operations.id or operations.keys (identity_width)",
+    "whole_operations": "operations.keys, scope or completions.operation_id (whole_operations)",
+    "key_prefix": "scope (key_prefix)",
+}
 MOVES = "or move the checkpoint (spark-purgatory move)"
 
 
@@ -157,15 +163,18 @@ def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
 def difference(name: str, then: object, now: object) -> str:
     """Return the text of an error about a setting that differs from the checkpoint's, with the remedy."""
     if name == "scale":
-        name, then, now = "number", _number_type(then), _number_type(now)
-    if name == "number" and then == DOUBLE:
-        return (
-            f"number: the checkpoint was written with 'double', but the query has {now!r}. Its values are rounded to "
-            "doubles already: cast completions.value to double"
-        )
-    remedy = "cast completions.value" if name == "number" else "set it back"
-    moves = f", {MOVES}" if name in MOVABLE else ""
-    return f"{name}: the checkpoint was written with {then!r}, but the query has {now!r}: {remedy} to {then!r}{moves}"
+        name, then, now = "completions.value", _number_type(then), _number_type(now)
+    moves, about = f", {MOVES}" if name in MOVABLE else "", OPTIONS.get(name, name)
+    if name in ("event_ids", "operation_ids"):
+        about = f"completions.{name[:-1]}"
+        then, now = ("a column" if value else None for value in (then, now))
+    elif name.endswith(("_us", "_ms")):
+        about, unit = name.rsplit("_", 1)
+        then, now = f"{then} {unit}", f"{now} {unit}"
+    said = f"{about}: the checkpoint was written with {then!r}, but the query has {now!r}"
+    if name == "completions.value" and then == DOUBLE:
+        return f"{said}. Its values are rounded to doubles already: cast completions.value to double"
+    return f"{said}: {'cast completions.value' if name == 'completions.value' else 'set it back'} to {then!r}{moves}"
 
 
 def _number_type(scale: object) -> str:
