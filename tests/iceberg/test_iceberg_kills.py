@@ -1,4 +1,4 @@
-"""SIGKILL at the sink's failpoints and around the pick, next to a writer that appends, compacts and expires."""
+"""SIGKILL at the sink's failpoints, and around write and pick, next to a writer that appends, compacts and expires."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_STAGE = "in stage"
 """A kill that leaves half of a staged file."""
 FEW = ("after pick", "before pick", "after commit")
-ALL = (IN_STAGE, *FAILPOINTS[:5], "before pick", "after pick", *FAILPOINTS[5:])
+ALL = (IN_STAGE, *FAILPOINTS[:5], "before write", "before pick", "after pick", *FAILPOINTS[5:])
 FILES = 2
 """Micro-batches to a kill."""
 UNKNOWN = re.compile(r"spark_purgatory\.intent\.([0-9a-f-]{36})")
@@ -126,7 +126,7 @@ def verdict(spark: SparkSession, rows: int) -> str:
     ("points", "rows"),
     [
         (FEW, 1_600),
-        *(pytest.param(ALL[at : at + 5], 20_000, marks=pytest.mark.slow) for at in (0, 5, 10)),
+        *(pytest.param(ALL[at:to], 20_000, marks=pytest.mark.slow) for at, to in ((0, 6), (6, 11), (11, 16))),
     ],
     ids=["few", "before the commit", "in the commit", "after the commit"],
 )

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -23,13 +24,17 @@ def sink() -> RecordAccumulator:
 
 
 def kill_at(point: str) -> None:
-    """Arm a failpoint of the sink, or one before or after the pick."""
+    """Arm a failpoint of the sink, or one before the write to the branch, or before or after the pick."""
 
     def kill(reached: str) -> None:
         if reached == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    pick = IcebergTarget._pick
+    write, pick = IcebergTarget._write, IcebergTarget._pick
+
+    def to_branch(self: IcebergTarget, *arguments: Any) -> None:
+        kill("before write")
+        write(self, *arguments)
 
     def armed(self: IcebergTarget, spark: SparkSession, written: int | None) -> None:
         kill("before pick")
@@ -37,6 +42,7 @@ def kill_at(point: str) -> None:
         kill("after pick")
 
     failpoints.hook = kill
+    IcebergTarget._write = to_branch  # type: ignore[method-assign, assignment]
     IcebergTarget._pick = armed  # type: ignore[method-assign]
 
 
