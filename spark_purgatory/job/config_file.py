@@ -50,9 +50,10 @@ FORMS = {  # The right form of a section that was given as a single value
 }
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 MOST_VALUES = 10_000  # In one file, with what its aliases repeat
+QUOTE_IT = "put a value that begins with *, & or ! in quotes"
 MERGE = "tag:yaml.org,2002:merge"  # The tag of ``<<``
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")  # A name with dots in a free mapping
-_NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")  # Quotes values that begin * & or !, as passwords may
+_NAMED = re.compile(r".*(?:alias|anchor|tag|tag handle) ['\"].*")  # Quotes what begins with * & or !, as passwords may
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -240,7 +241,7 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        said = _NAMED.sub(r"\1that is not defined", getattr(error, "problem", None) or str(error).splitlines()[0])
+        said = _NAMED.sub(QUOTE_IT, getattr(error, "problem", None) or str(error).splitlines()[0])
         raise wrong(where, "", f"not YAML: {said}", origin) from None
     except RecursionError:
         raise wrong("the file", "", "a value contains itself, or is nested too deeply", origin) from None

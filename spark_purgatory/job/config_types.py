@@ -15,7 +15,7 @@ from spark_purgatory.config.units import parse_duration, parse_size
 
 FREE_FORM = ("options", "spark")  # Mappings whose keys hold dots and whose values may be secret
 SECRET = (*FREE_FORM, "user_info", "url")  # Fields whose values no error shows
-VERB = re.compile(r"(is|are|has|can|cannot|must|needs|without)\b")  # A sentence goes on with it, without a colon
+VERB = re.compile(r"(is|are|has|holds|can|cannot|must|needs|without)\b")  # A sentence goes on with it, without a colon
 
 
 def _as_text(value: object) -> object:

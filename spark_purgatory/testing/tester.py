@@ -138,13 +138,10 @@ class PurgatoryTester:
         return self._take(operations, completions, watermark_ms)
 
     def advance(self, watermark: datetime | timedelta) -> list[dict[str, Any]]:
-        """Move the watermark without rows.
+        """Move the watermark without rows, and return the outcomes.
 
         Args:
             watermark: The new watermark, a datetime with a time zone; or its move, a timedelta.
-
-        Returns:
-            The outcomes of this step.
 
         Raises:
             ConfigError: The watermark goes back, or a timedelta is given while there is no watermark.
@@ -156,11 +153,7 @@ class PurgatoryTester:
         return self.step(watermark=watermark)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Decide everything, like a batch query at its end: the watermark passes all times.
-
-        Returns:
-            The outcomes of this step.
-        """
+        """Decide everything and return the outcomes, like a batch query at its end: the watermark passes all times."""
         return self._take((), (), END_OF_TIME_MS)
 
     def replay(self, seed: int = 0) -> list[dict[str, Any]]:

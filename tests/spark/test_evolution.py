@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
     "a new column that is never null": (
         (*BEFORE, "true as flag"),
         {},
-        ["column 'flag' is not in the checkpoint and never null", "when(lit(True), c)"],
+        ["column 'flag' is not in the checkpoint and never null", "when(lit(True), value)"],
     ),
     "another key": (
         BEFORE,

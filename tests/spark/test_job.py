@@ -73,7 +73,7 @@ WRONG = [
     ("operations.id=${NO_SUCH_VARIABLE}", "operations.id: ${NO_SUCH_VARIABLE}: set this environment"),
     ("name=[", "line 1, column 2: not YAML"),
     ("name", "--set has 1 problem:\n  write it as field.name=value; number 1 is not"),
-    ("name.first=a", "name: holds a value, not fields"),
+    ("name.first=a", "name holds a value, not fields"),
 ]
 
 

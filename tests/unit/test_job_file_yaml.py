@@ -74,6 +74,8 @@ def test_nobody_is_told_the_arguments_of_a_command_that_needs_consent(monkeypatc
         ("!!float abc", "is not a date, number"),
         ("!!bool abc", "is not a date, number"),
         ("!!timestamp abc", "is not a date, number"),
+        ("*secret", "not YAML: put a value that begins with *, & or ! in quotes"),
+        ("!secret!x", "not YAML: put a value that begins with *, & or ! in quotes"),
     ],
 )
 def test_a_value_that_yaml_cannot_read_is_refused_at_its_line(tmp_path: Path, value: str, said: str) -> None:

@@ -172,7 +172,7 @@ def test_a_new_column_is_null_in_what_waits() -> None:
 
 def test_a_new_column_that_is_never_null_is_refused_with_the_remedy() -> None:
     never = pa.field("flag", pa.bool_(), nullable=False)
-    said = r"column 'flag' is not in the checkpoint and never null .* when\(lit\(True\), c\), and fill it after resolve"
+    said = r"column 'flag' is not in the checkpoint and never .* when\(lit\(True\), value\) in .* fill it after resolve"
     with pytest.raises(StateMismatchError, match=said):
         restore(spec(CITY, N, never), saved(spec(CITY, N), CITIES), 1)
     assert restore(spec(CITY, N, never), saved(spec(CITY, N), []), 1).pending == 0, (
@@ -276,7 +276,7 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
     assert all(
         any(
             way in text
-            for way in ("set shards=1", "set it back to", "cast it to", "removed_columns=[", "so that it may be null")
+            for way in ("set shards=1", "set it back to", "cast it to", "removed_columns=[", "which may be null")
         )
         for text in found
     )

@@ -232,7 +232,7 @@ def test_another_number_of_shards_is_refused_with_both_numbers(shards: int) -> N
         ({"final": True}, ("emit", "'early'", "'final'")),
         ({"lookback_us": 6}, ("lookback", "'5 us'", "'6 us'")),
         ({"tick_ms": 1000}, ("tick", "'10 ms'", "'1000 ms'")),
-        ({"identity_width": 2}, (r"operations.id or operations.keys \(identity_width\)", "1", "2")),
+        ({"identity_width": 2}, (r"id or keys \(identity_width\)", "1", "2")),
     ],
     ids=lambda part: part[0] if isinstance(part, tuple) else None,
 )

@@ -21,12 +21,7 @@ AS_THEY_ARE = (
     "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
 ).split()
 MOVABLE = ("need", "tick_ms", "wheel_size")  # fields of a fingerprint that a move may change
-OPTIONS = {  # The options behind fields of a fingerprint
-    "need": "criterion (need)",
-    "identity_width": "operations.id or operations.keys (identity_width)",
-    "whole_operations": "operations.keys, scope or completions.operation_id (whole_operations)",
-    "key_prefix": "scope (key_prefix)",
-}
+OPTION = {"need": "criterion", "key_prefix": "scope", "identity_width": "id or keys", "whole_operations": "keys, scope"}
 MOVES = "or move the checkpoint (spark-purgatory move)"
 
 
@@ -164,7 +159,7 @@ def difference(name: str, then: object, now: object) -> str:
     """Return the text of an error about a setting that differs from the checkpoint's, with the remedy."""
     if name == "scale":
         name, then, now = "completions.value", _number_type(then), _number_type(now)
-    moves, about = f", {MOVES}" if name in MOVABLE else "", OPTIONS.get(name, name)
+    moves, about = f", {MOVES}" if name in MOVABLE else "", f"{OPTION[name]} ({name})" if name in OPTION else name
     if name in ("event_ids", "operation_ids"):
         about = f"completions.{name[:-1]}"
         then, now = ("a column" if value else None for value in (then, now))

@@ -107,7 +107,7 @@ class Comparison:
         elif not wanted.nullable and not pa.types.is_null(wanted.type):
             yield (
                 f"column '{path}' is not in the checkpoint and never null in the query, but waiting operations have no "
-                f"value: select it so that it may be null, when(lit(True), c), and fill it after resolve()"
+                "value: select when(lit(True), value) in its place, which may be null, and fill it after resolve()"
             )
 
     def _role(self, path: str) -> str | None:

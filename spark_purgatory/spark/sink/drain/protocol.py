@@ -163,9 +163,9 @@ def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.
     said = ledger.failure.said if ledger.failure is not None else "no drain was tried"
     return do.Stop(
         BufferExhaustedError(
-            f"table {ledger.names.table} took nothing for max_block, {policy.max_block_ms:,} ms, with "
-            f"{ledger.staged_bytes:,} of {policy.buffer_bytes:,} bytes of buffer_memory staged: {said}. "
-            "Staged rows wait. Repair the table, or raise buffer_memory or max_block"
+            f"table {ledger.names.table} took nothing for max_block, {policy.max_block_ms:,} ms: {said}. Its staged "
+            f"rows wait, {ledger.staged_bytes:,} of {policy.buffer_bytes:,} bytes of buffer_memory. Repair the table, "
+            "or raise max_block, or buffer_memory if it is nearly full"
         )
     )
 
