@@ -231,8 +231,8 @@ def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, co
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_repair
 
-    consent = Consent(dry_run, yes)
-    raise typer.Exit(guarded_reading(checkpoint, show_repair, checkpoint, consent, conf or [], terminal()))
+    given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
+    raise typer.Exit(guarded_reading(checkpoint, show_repair, *given))
 
 
 @app.command()
@@ -270,4 +270,5 @@ def export_state(
     require_spark("This command", needs_delta=False)
     from spark_purgatory.job.commands import guarded_reading, show_export
 
-    raise typer.Exit(guarded_reading(checkpoint, show_export, checkpoint, folder, conf or [], terminal()))
+    given = (checkpoint, folder, conf or [], terminal())
+    raise typer.Exit(guarded_reading(checkpoint, show_export, *given))
