@@ -18,7 +18,10 @@ RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {ST
 
 
 class PurgatoryError(Exception):
-    """The root of all errors of this package."""
+    """The root of all errors of this package. Its message has no login of an address."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_login(message))
 
 
 class ConfigError(PurgatoryError, ValueError):

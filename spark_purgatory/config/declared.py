@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, Protocol, Self
 
 from spark_purgatory.config.units import Duration, Size, parse_duration, parse_size
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, without_login
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -226,7 +226,7 @@ class Options:
 
     def __repr__(self) -> str:
         given = [each.name for each in fields(self) if each.init and not self._is_default(each)]
-        parts = [f"{name}={getattr(self, name)!r}" for name in given]
+        parts = [without_login(f"{name}={getattr(self, name)!r}") for name in given]
         name, line = type(self).__name__, ", ".join(parts)
         if len(line) < ONE_LINE and "\n" not in line:
             return f"{name}({line})"

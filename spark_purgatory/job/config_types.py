@@ -12,9 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from spark_purgatory.config.declared import JOIN_THEM
 from spark_purgatory.config.units import parse_duration, parse_size
+from spark_purgatory.errors import without_login
 
 FREE_FORM = ("options", "spark")  # Mappings whose keys hold dots and whose values may be secret
-SECRET = (*FREE_FORM, "user_info", "url")  # Fields whose values no error shows
+SECRET = (*FREE_FORM, "registry", "url")  # Fields whose values no error and no repr shows
 VERB = re.compile(r"(is|are|has|holds|can|cannot|must|needs|without)\b")  # A sentence goes on with it, without a colon
 
 
@@ -92,4 +93,5 @@ class Model(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, dict.fromkeys(value, "***") if name in FREE_FORM else value
+            shown = dict.fromkeys(value, "***") if name in FREE_FORM else "***" if name == "url" else value
+            yield name, without_login(shown) if isinstance(shown, str) else shown

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
-from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError, sentence_of
+from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError, sentence_of, without_login
 from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
@@ -48,13 +48,14 @@ def run(
     spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest, spark_log: Path | None = None
 ) -> Summary | None:
     """Run the query until it ends or is asked to stop; return its summary, if the file wants one."""
+    place = without_login(config.checkpoint)
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
         before = state_tally(spark, config.checkpoint)
         is_old = before is None and sink is not None and not sink.options.shares_table and sink.table_exists(spark)
     if is_old:
-        note = f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table"
+        note = f"Note: {place} is a new checkpoint and {sink} an old table"
         say(console, f"{note}: the sources are read from their beginning, and the table gets all their outcomes.")
     pending = before.pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
@@ -78,7 +79,7 @@ def run(
     if stop.signal is not None:
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
-        say(console, f"Stopped by {by} {when}; a rerun continues from {config.checkpoint}.")
+        say(console, f"Stopped by {by} {when}; a rerun continues from {place}.")
     summary = _summarise(spark, config, sink, console, progress.totals) if config.summary else None
     for text in warnings_of(progress.totals):
         say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
@@ -142,7 +143,9 @@ def _summarise(
         summary = summarise(table, tally, file_sizes(table), config.options().prefix)
         print_summary(console, summary, str(sink), totals)
     if config.dead_letters is not None:
-        say(console, f"Dead letters: {dead_letters.count(spark, config):,} in {config.dead_letters.path}")
+        say(
+            console, f"Dead letters: {dead_letters.count(spark, config):,} in {without_login(config.dead_letters.path)}"
+        )
     return summary
 
 

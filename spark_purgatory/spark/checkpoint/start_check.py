@@ -68,7 +68,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         check_files(spark, checkpoint)
     states = _check(spark, checkpoint, queries, has_begun, warns=True)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
-        LOG.warning("checkpoint %s: %s", checkpoint, requirements.other_format("2"))
+        LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
 
 def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
         return {}
     has_begun = is_checkpoint(spark, checkpoint)
     if not has_begun and (found := ENCODED.findall(checkpoint)):
-        LOG.warning(ODD_PATH, checkpoint, ", ".join(map(repr, dict.fromkeys(found))))
+        LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
     fixed = fixed_settings(spark, checkpoint) if has_begun else {}
     try:
         # Without Spark Connect the session's listener warns (`query_watch`).
@@ -94,7 +94,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
             raise state from error
         # Spark may refuse its reader of states and still run the query, whose shards compare their own state.
         said = "the state in %s could not be compared with the query before it starts: %s"
-        LOG.warning(said, checkpoint, sentence_of(error))
+        LOG.warning(said, errors.without_login(checkpoint), sentence_of(error))
     shards = most_shards(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
     # Adaptive execution does not work with state, and Spark warns of it twice at each start unless it is off.
@@ -128,7 +128,7 @@ def _check(
     refuse(text for _, text in found)
     shards = most_shards(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
-        LOG.warning("checkpoint %s: %s", checkpoint, why)
+        LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
     return states
 
 

@@ -20,7 +20,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.declared import options_of, refuses_wrong_calls
 from spark_purgatory.config.options import require_name
 from spark_purgatory.config.units import Duration, parse_duration
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
@@ -92,7 +92,7 @@ class RecordAccumulator(SinkOptions):
         return self._started[-1].target if self._started else opened(with_format(spark, self.options))
 
     def __str__(self) -> str:
-        return str(self._started[-1].target if self._started else self.table or self.path)
+        return without_login(str(self._started[-1].target if self._started else self.table or self.path))
 
     @refuses_wrong_calls
     def write_stream(
@@ -144,9 +144,9 @@ class RecordAccumulator(SinkOptions):
         query = AccumulatorQuery(_start(writer, spark, wanted), sender, spark, chosen)
         self._started[:] = [query]
         LOG.info(
-            f"query {query_name or query.id} started: table {self}, checkpoint {checkpoint}, trigger {chosen}, "
-            f"{self.options.in_numbers()}; spark_purgatory {__version__}, Spark {spark.version}, application "
-            f"{spark.conf.get('spark.app.id', 'unknown')}"
+            f"query {query_name or query.id} started: table {self}, checkpoint {without_login(checkpoint)}, "
+            f"trigger {chosen}, {self.options.in_numbers()}; spark_purgatory {__version__}, Spark {spark.version}, "
+            f"application {spark.conf.get('spark.app.id', 'unknown')}"
         )
         return query
 

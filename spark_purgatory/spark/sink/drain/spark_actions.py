@@ -12,6 +12,7 @@ from uuid import uuid4
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageError, is_interruption, sentence_of
 from spark_purgatory.spark.sink.drain import actions as do
@@ -57,7 +58,8 @@ class SparkActions:
         self.folder.synchronise()
         ledger = ledger_format.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
-        ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(spark, self.checkpoint))
+        checkpoint, app_id = errors.without_login(self.checkpoint), app_id_of(spark, self.checkpoint)
+        ledger.names = Names(checkpoint, self.folder.uri, str(self.target), app_id)
         return ledger
 
     def carry_out(self, action: do.Action, ledger: Ledger, work: do.Work) -> do.Result:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError
+from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
@@ -53,7 +53,7 @@ class Target(ABC):
         self._written: T.StructType | None = None  # The same with the table's types, too.
 
     def __str__(self) -> str:
-        return str(self.table or self.path)
+        return without_login(str(self.table or self.path))
 
     @property
     @abstractmethod
