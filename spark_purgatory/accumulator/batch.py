@@ -14,13 +14,13 @@ from typing import ClassVar, Generic, TypeVar
 
 from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.accumulator.sizing import Sizing
-from spark_purgatory.errors import BatchStateError, LimitError
+from spark_purgatory.errors import BatchStateError
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
 
-MAX_PARTITIONS = 10_000  # each check for ripe ones walks over all: 10,000 take about 2 ms, and 10 MB when empty
+KEPT_PARTITIONS = 10_000  # each check for ripe ones walks over all: 10,000 take about 2 ms, and 10 MB when empty
 
 
 class BatchState(Enum):
@@ -155,6 +155,7 @@ class PartitionQueues(Generic[P, R, V]):
     def __init__(self, make: Callable[[P], PartitionQueue[P, R, V]]) -> None:
         self._make = make
         self._queues: dict[P, PartitionQueue[P, R, V]] = {}
+        self._most = KEPT_PARTITIONS  # idle ones are forgotten before there are more
 
     def __iter__(self) -> Iterator[PartitionQueue[P, R, V]]:
         return iter(self._queues.values())
@@ -163,17 +164,14 @@ class PartitionQueues(Generic[P, R, V]):
         return len(self._queues)
 
     def of(self, partition: P) -> PartitionQueue[P, R, V]:
-        """Return the partition's queue, new or known. Raises LimitError at ``MAX_PARTITIONS`` with waiting batches."""
+        """Return the partition's queue, new or known."""
         queue = self._queues.get(partition)
         if queue is None:
-            if len(self._queues) >= MAX_PARTITIONS:
+            if len(self._queues) >= self._most:
                 self._forget_idle()
             queue = self._queues[partition] = self._make(partition)
         return queue
 
     def _forget_idle(self) -> None:
         self._queues = {partition: queue for partition, queue in self._queues.items() if not queue.is_forgettable}
-        if len(self._queues) >= MAX_PARTITIONS:
-            raise LimitError(
-                f"{MAX_PARTITIONS:,} partitions have waiting batches, which is the most: use a coarser partition_by"
-            )
+        self._most = max(self._most, 2 * len(self._queues))

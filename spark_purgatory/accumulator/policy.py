@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from spark_purgatory.accumulator.batch import BatchEvent, PartitionQueue, PartitionQueues, ProducerBatch
 from spark_purgatory.accumulator.futures import CallbackQueue, RecordFuture
 from spark_purgatory.accumulator.sizing import Sizing
-from spark_purgatory.errors import BatchStateError, ConfigError, DeliveryTimeoutError
+from spark_purgatory.errors import BatchStateError, DeliveryTimeoutError
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
@@ -56,9 +56,6 @@ class ExponentialBackoff:
     """
 
     def __init__(self, initial_ms: int, max_ms: int) -> None:
-        for name, value in (("initial_ms", initial_ms), ("max_ms", max_ms)):
-            if value < 0:
-                raise ConfigError(f"{name} of a backoff must not be negative, got {value}")
         self.initial_ms, self.max_ms = min(initial_ms, max_ms), max_ms
         self._max_exponent = math.log(max(max_ms, 1) / max(self.initial_ms, 1)) / math.log(MULTIPLIER)
 
@@ -69,16 +66,11 @@ class ExponentialBackoff:
 
 @dataclass(frozen=True, kw_only=True)
 class AccumulatorSettings:
-    """The numbers of the policy: sizes in bytes, times in milliseconds. ConfigError names a field out of bounds."""
+    """The numbers of the policy: sizes in bytes, times in milliseconds, none of them negative."""
 
     batch_bytes: int  # the capacity of a normal batch (Kafka: ``batch.size``)
     linger_ms: int  # the longest wait of a batch for more records (Kafka: ``linger.ms``)
     delivery_timeout_ms: int  # the longest time from a batch's creation to its end (Kafka: ``delivery.timeout.ms``)
-
-    def __post_init__(self) -> None:
-        for name, low in {"batch_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

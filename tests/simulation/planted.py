@@ -23,7 +23,7 @@ from spark_purgatory.spark.sink.drain import protocol, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.pieces import idle_paths
+from spark_purgatory.spark.sink.staging.pieces import EmptyRun, idle_paths
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.simulation.play import Failure, play
 from tests.simulation.storage import Names
@@ -125,6 +125,19 @@ def record_goes(patch: Patch) -> None:
     patch(Ledger, "idle_folders", idle_folders)
 
 
+def note_goes_on(patch: Patch) -> None:
+    """As before 9fb897c2: a note of micro-batches without rows goes on, though rows have replaced a part of it."""
+    adopt = Ledger.adopt
+
+    def keeping(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
+        noted = list(self.empty)
+        found = adopt(self, pieces, before, repartitions)
+        self.empty = sorted([*noted, *(EmptyRun(number, number, self.run.number) for number in repartitions)])
+        return found
+
+    patch(Ledger, "adopt", keeping)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     "a drain takes what Spark has not committed": BUGS["a drain takes what Spark has not committed"][0],
     "the direct path delivers before Spark commits": direct_path,
@@ -143,6 +156,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     "any token fits": any_token,
     "an entry of a shard's log is forgotten": entry_forgotten,
     "a micro-batch that waits for room loses its record": record_goes,
+    "a note goes on behind rows that replaced it": note_goes_on,
 }
 
 

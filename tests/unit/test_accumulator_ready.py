@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.batch import MAX_PARTITIONS
+from spark_purgatory.accumulator.batch import KEPT_PARTITIONS
 from spark_purgatory.accumulator.policy import ExponentialBackoff
-from spark_purgatory.errors import ConfigError, LimitError
 from tests.conformance.kafka_accumulator import KafkaAccumulator
 from tests.support.accumulators import NODE, Part, policy, put, take
 
@@ -255,12 +254,6 @@ def test_a16_the_backoff_is_asked_for_once_for_each_attempt() -> None:
     assert drawn == [0, 1]
 
 
-@pytest.mark.parametrize(("initial_ms", "max_ms"), [(-1, 5), (5, -1)])
-def test_a16_a_negative_backoff_is_refused(initial_ms: int, max_ms: int) -> None:
-    with pytest.raises(ConfigError, match="must not be negative, got -1"):
-        ExponentialBackoff(initial_ms, max_ms)
-
-
 # --- partitions -----------------------------------------------------------------------------------
 
 
@@ -273,7 +266,7 @@ def test_partitions_are_visited_in_the_order_in_which_they_became_known() -> Non
 
 
 def test_idle_partitions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_purgatory.accumulator.batch.MAX_PARTITIONS", 4)
+    monkeypatch.setattr("spark_purgatory.accumulator.batch.KEPT_PARTITIONS", 4)
     accumulator = policy()
     queues = accumulator.queues
     for partition in ("idle", "muted", "led", "busy"):
@@ -283,6 +276,5 @@ def test_idle_partitions_are_forgotten_when_there_are_too_many(monkeypatch: pyte
     put(accumulator, 10, "busy")
     accumulator.mute("new")
     assert [queue.partition for queue in queues] == ["muted", "led", "busy", "new"]
-    with pytest.raises(LimitError, match="use a coarser partition_by"):
-        queues.of("one more")
-    assert len(queues) == 4 and MAX_PARTITIONS > 4
+    assert queues.of("one more").partition == "one more", "partitions that wait are never refused"
+    assert len(queues) == 5 and KEPT_PARTITIONS > 4

@@ -218,6 +218,13 @@ def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
     assert walked > 50
 
 
+def test_rows_of_more_table_partitions_than_are_kept_arrive_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_purgatory.accumulator.batch.KEPT_PARTITIONS", 3)
+    world = World([("s", dict.fromkeys(map(str, range(n, n + 7)), 1)) for n in (0, 5, 50)], {"partition_by": "p"})
+    run(world)
+    assert world.in_table() == world.every() and len(world.rows) == 21
+
+
 def test_a_drain_that_is_under_way_is_ended_without_another_one() -> None:
     world = made("nothing lingers", "late")
     sender = WorldSender(world)
