@@ -49,6 +49,7 @@ FORMS = {  # The right form of a section that was given as a single value
     ),
 }
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+MOST_DOTS = 50  # In a field's name of --set: each begins a section
 MOST_VALUES = 10_000  # In one file, with what its aliases repeat
 QUOTE_IT = "put a value that begins with *, & or ! in quotes"
 MERGE = "tag:yaml.org,2002:merge"  # The tag of ``<<``
@@ -251,7 +252,7 @@ def _override(document: dict[str, Any], assignment: str, number: int) -> None:
     """Apply one ``--set operations.timeout=5 minutes``, the ``number``-th, the value read as YAML."""
     field, equals, value = assignment.partition("=")
     origin = f"--set {field}"
-    if not equals or not all(field.split(".")):
+    if not equals or not all(field.split(".")) or field.count(".") > MOST_DOTS:
         raise wrong("", "", f"write it as field.name=value; number {number} is not", "--set")
     free = FREE_NAME.fullmatch(field)
     *parents, last = [*free[1].split("."), free[2]] if free else field.split(".")

@@ -63,10 +63,16 @@ def _longer(meta: dict) -> None:
     lengths[1:5] = ["<i8", "<i8", 0, ""]
 
 
+def _no_streams(meta: dict) -> None:
+    """The bytes of an array are split into no streams."""
+    next(each for each in meta["arrays"] if each[5])[6] = 0
+
+
 CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "segments without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(segments=1 << 40))),
     "levels without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(wheel_levels=10**9))),
     "texts beyond their characters": ("contents", contents_with(_longer)),
+    "bytes in no streams": ("contents", contents_with(_no_streams)),
     "a column less": ("contents", contents_with(lambda meta: meta["arrays"].pop())),
     "an entry of an exabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 60) + data[8:]),
     "an entry of a gigabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 30) + data[8:]),
@@ -78,6 +84,7 @@ CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a name that is a list": ("staging", lambda _: b'{"format":1,"crc32":0,"entry":[],"body":""}'),
     "lists in lists": ("staging", lambda _: b"[" * 100_000),
     "pieces of different numbers": ("staging", lambda data: data.replace(b'"rows":[3,4]', b'"rows":[3]')),
+    "a field in a thousand sections": ("--set", lambda _: b"a." * 1000 + b"b=1"),
     "a schema without fields": ("Avro", lambda _: b'{"type": "record"}'),
     "a schema in lists": ("Avro", lambda _: b"[" * 100_000),
     "a subject without versions": ("registry", lambda _: b"[]\n"),

@@ -29,7 +29,7 @@ UNDECODABLE = (
     ValueError,
     TypeError,
     AttributeError,
-    OverflowError,
+    ArithmeticError,
     RecursionError,
     OSError,
     StopIteration,
