@@ -79,7 +79,8 @@ def test_offsets_of_a_committed_micro_batch_that_are_gone_are_named() -> None:
 
 def test_a_commit_that_is_gone_is_named_if_spark_would_not_find_the_state_of_the_micro_batch_after_it() -> None:
     """Spark ran the last micro-batch all the same, and the error was that its state is missing."""
-    named = {**SOUND, **{f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[]}}' for n in range(3)}}
+    ids = (f'v1\n{{"nextBatchWatermarkMs":0,"stateUniqueIds":{{"0":[["{n}"]]}}}}' for n in range(3))
+    named = {**SOUND, **{f"commits/{n}": text for n, text in enumerate(ids)}}
     assert told(named) == []
     left = {path: text for path, text in named.items() if path != "commits/2"}
     (said,) = told(left)
@@ -88,6 +89,21 @@ def test_a_commit_that_is_gone_is_named_if_spark_would_not_find_the_state_of_the
     assert told({path: text for path, text in left.items() if path != "offsets/3"}) == [], "its remedy"
     (said,) = told({**named, "commits/2": ""})
     assert "remove it and offsets/3:" in said
+
+
+def test_a_last_commit_that_is_an_older_ones_copy_is_named() -> None:
+    """Spark ran the next micro-batch on the older one's states, did not find them, and named a file of the state."""
+    ids = [f'v1\n{{"nextBatchWatermarkMs":0,"stateUniqueIds":{{"0":[["{n}"]]}}}}' for n in range(3)]
+    named = {**SOUND, **{f"commits/{n}": ids[n] for n in range(3)}}
+    assert told(named) == []
+    (said,) = told({**named, "commits/2": ids[1]})
+    assert said.startswith("commits/2 is a copy of commits/1, whose states are older: bring it back from a copy, or")
+    assert "remove it and offsets/3:" in said
+    left = {path: text for path, text in named.items() if path not in ("commits/2", "offsets/3")}
+    assert told(left) == [], "its remedy"
+    assert told({**named, "commits/1": ""}) == [], "Spark does not read it"
+    stateless = {f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}' for n in range(3)}
+    assert told({**SOUND, **stateless}) == [], "the commits of a query without state are alike"
 
 
 def test_an_entry_of_a_sources_log_that_is_an_older_ones_copy_is_named() -> None:

@@ -93,6 +93,16 @@ def test_of_sparks_own_errors_the_condition_and_names_are_shown() -> None:
     assert sentence_of(error) == "PySparkException [CAST_OVERFLOW_IN_TABLE_INSERT] columnName `n`, targetType int"
 
 
+def test_metadata_and_schemas_of_a_state_that_end_too_early_are_faults_of_the_state() -> None:
+    """Java says nothing at the end of a file: only the trace, which PySpark keeps, has the reader."""
+    error = PySparkException(message="")
+    assert state_fault(error) is None
+    error._stackTrace = "java.io.EOFException\n\tat o.a.s.StateSchemaCompatibilityChecker$.readSchemaFile(S.scala:329)"
+    assert "bring back the checkpoint's folder 'state'" in str(state_fault(error)).lower()
+    text = "JsonEOFException: Unexpected end-of-input\n\tat o.a.s.OperatorStateMetadataUtils$.deserialize(S.scala:163)"
+    assert state_fault(RuntimeError(text)) is not None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -184,7 +184,6 @@ def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, 
 
 
 def _of_log_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
-    """Return (whole states, heads alone)."""
 
     def variable(name: str) -> DataFrame:
         return reader.option("stateVarName", name).load(checkpoint)

@@ -257,7 +257,6 @@ def is_theirs(description: object) -> bool:
 
 
 def _brought(progress: Any) -> bool:
-    """Return True if a micro-batch read anything from the user's sources."""
     theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
     return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
 

@@ -104,7 +104,6 @@ def _looked_at(
 
 
 def _history_of(spark: SparkSession, target: Target) -> History | None:
-    """Return the table's latest versions, None if it does not exist."""
     return target.history(spark) if target.facts(spark) is not None else None
 
 
@@ -127,7 +126,6 @@ def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: s
 
 
 def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> bool:
-    """Return True if the query writes to this table, under any name."""
     facts = target.facts(spark)
     if facts is None or ledger.table_id is not None:
         return facts is not None and facts.id == ledger.table_id

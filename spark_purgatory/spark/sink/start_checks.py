@@ -84,7 +84,6 @@ def checked(
 
 
 def _has_filled(spark: SparkSession, target: Target, checkpoint: str) -> bool:
-    """Return True if the checkpoint's query has filled a table."""
     return target.exists(spark) and app_id_of(spark, checkpoint) in target.history(spark, first=LOOKED_AT).queries()
 
 

@@ -69,7 +69,7 @@ def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
     try:
         texts = texts_of(spark, checkpoint, wanted)
     except SPARK_FAULTS:
-        return list(unreadable(spark, checkpoint, wanted))
+        return list(unreadable(spark, checkpoint, [path for path in wanted if path != _spare(logs)]))
     return list(faults_of(texts, logs))
 
 
@@ -108,20 +108,29 @@ def logs_of(files: Iterable[str]) -> Logs:
 
 
 def needed(logs: Logs) -> Iterator[str]:
-    """Yield the files from which a query continues: the last two offsets, the last commit, and the sources' logs."""
+    """Yield the files from which a query continues: the last two offsets and commits, and the sources' logs."""
     for folder, entries in sorted(logs.items()):
-        yield from list(entries.values())[{"offsets": -2, "commits": -1}.get(folder, 0) :]
+        yield from list(entries.values())[-2 if folder in ("offsets", "commits") else 0 :]
+
+
+def _spare(logs: Logs) -> str:
+    """Return the commit before the last: it only shows if the last one is its copy."""
+    return next(iter(list(logs.get("commits", {}).values())[-2:-1]), "")
 
 
 def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
     """Yield the faults in the texts of `needed` files and of ``metadata``."""
     if texts["metadata"].strip() == UNFINISHED:
         return  # The start check says more.
-    broken = [path for path, text in sorted(texts.items()) if not _is_whole(path, text)]
+    spare = _spare(logs)
+    broken = [path for path, text in sorted(texts.items()) if path != spare and not _is_whole(path, text)]
     last = {folder: max(entries) for folder, entries in logs.items()}
     begun, commit = last.get("offsets", -1), last.get("commits", -1)
+    if f'"{STATE_IDS}":{{"' in texts.get(spare, "") and texts[spare] == texts[f"commits/{commit}"]:
+        broken.append(f"commits/{commit}")
     for path in broken:
-        fault = "is empty, as a power loss leaves it" if not texts[path] else "is cut or damaged"
+        damage = f"a copy of {spare}, whose states are older" if texts[path] == texts.get(spare) else "cut or damaged"
+        fault = f"is {damage}" if texts[path] else "is empty, as a power loss leaves it"
         removed = f"it and offsets/{begun}" if begun > commit else "it"
         yield Damage(path, fault, _AGAIN.format(removed) if path == f"commits/{commit}" else COPY)
     if begun > commit + 1 and STATE_IDS in texts.get(f"commits/{commit}", ""):
@@ -157,7 +166,6 @@ def _is_whole(path: str, text: str) -> bool:
 
 
 def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Damage]:
-    """Yield the entries of the file source's log that the last offsets count, but that are missing."""
     for number, line in enumerate(offsets):
         match = re.fullmatch(r'\{"logOffset":(\d+)\}', line.strip())
         entries = logs.get(f"sources/{number}", {})

@@ -51,6 +51,7 @@ _STATE = re.compile(
     r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|MALFORMED_LOG_FILE"
     r"|/state/\d+/(?:\d+|_metadata|_stateSchema)/"
 )
+_STATE_READERS = re.compile(r"\bOperatorStateMetadataUtils\$|\bStateSchemaCompatibilityChecker\$\.readSchemaFile")
 STOPPED = "java.lang.InterruptedException"
 
 
@@ -89,7 +90,8 @@ def read_fault(error: BaseException) -> str | None:
 
 def state_fault(error: BaseException) -> StateError | None:
     """Return the error to raise if a query's state could not be read; None if another fault is the cause."""
-    found = _STATE.search(str(error))
+    # The message of an error may be empty, for example at the end of a file, and only its stack trace tells.
+    found = _STATE.search(str(error)) or _STATE_READERS.search(f"{error}{getattr(error, '_stackTrace', '')}")
     if found is None or is_interruption(error):
         return None
     remedy = without_reach(error) or RESTORE_STATE

@@ -172,7 +172,6 @@ class PolicyAdapter:
         ]
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
-        """Learn from micro-batches that were counted, and queue their pieces."""
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
             for piece in found:
@@ -192,7 +191,6 @@ class PolicyAdapter:
         self.in_drain = self.policy.in_flight
 
     def _retry(self, said: str) -> None:
-        """Queue the running drain again, because the table did not take it."""
         self.totals["drain_retries_total"] += 1
         error = StorageError(said)
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]

@@ -133,7 +133,6 @@ class Sender:
         return self.ledger
 
     def _run(self, work: do.Work) -> None:
-        """Do one action after the other, with failpoints between them."""
         self.is_running = self.has_failed = True
         try:
             self.open(work.spark)

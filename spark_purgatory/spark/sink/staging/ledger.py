@@ -134,7 +134,6 @@ class Ledger:
         return EmptyRun(self.empty[-1].first if is_next else batch_id, batch_id, self.run.number)
 
     def _add_empty(self, batch_id: int) -> None:
-        """Count a micro-batch without rows."""
         run = self.empty_run(batch_id)
         self.empty = [*(other for other in self.empty if other.first != run.first), run]
         self.last_batch, self.last_contents = batch_id, Contents()

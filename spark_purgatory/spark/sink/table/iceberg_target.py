@@ -160,7 +160,6 @@ class IcebergTarget(Target):
         )
 
     def _has_files(self, spark: SparkSession, snapshot: int) -> bool:
-        """Return True if the table has a file that a snapshot added."""
         added = f"SELECT data_file.file_path AS path FROM {self.table}.entries VERSION AS OF {snapshot}"
         found = spark.sql(
             f"SELECT 1 FROM {self.table}.files AS now JOIN ({added} WHERE snapshot_id = {snapshot}) AS then "
