@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -22,17 +22,6 @@ os.environ["no_proxy"] = "127.0.0.1,localhost"  # the servers that tests start
 hypothesis.settings.register_profile("at any speed", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("at any speed")
 pytest.register_assert_rewrite("tests.support")
-
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""A test's query runs once, on few rows: to compile it was a seventh of the CPU of two long files. Runs in processes
-of their own, the job, the kills, Spark Connect, compile as everybody's do."""
-OF_TESTS = {
-    "spark.sql.icu.caseMappings.enabled": "false",  # The first upper() of a JVM took two seconds, to load ICU's rules.
-    "spark.python.authenticate.socketTimeout": "300s",  # On a busy machine a worker needs more than Spark's 15 s.
-}
-"""What changes how long a test takes, and nothing that it sees."""
-COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-"""Spark's own choice."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,37 +51,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in with_spark)
 
 
-def remember_java_classes() -> None:
-    """Each ``F.col`` asks the JVM for the class `functions`, which it looks for in a dozen packages of 300 jars."""
-    from py4j.java_gateway import JavaClass, JVMView
-
-    look_up = JVMView.__getattr__
-
-    def remembered(view: JVMView, name: str) -> Any:
-        found = look_up(view, name)
-        if isinstance(found, JavaClass):
-            vars(view)[name] = found
-        return found
-
-    JVMView.__getattr__ = remembered
-
-
-def forget_defaults_of_map_reduce(session: SparkSession) -> None:
-    """Spark sends Hadoop's whole configuration with each scan, state store and write: it was a fifteenth of the JVM's
-    CPU, and most of it are defaults of MapReduce and YARN, which their code has as well.
-    """
-    jvm = session.sparkContext._jvm
-    loader, look_up = jvm.Thread.currentThread().getContextClassLoader(), jvm.java.lang.Class.forName
-    look_up("org.apache.hadoop.mapred.JobConf", True, loader)  # It adds them, once.
-    configuration = look_up("org.apache.hadoop.conf.Configuration", True, loader)
-    field = configuration.getDeclaredField("defaultResources")
-    field.setAccessible(True)
-    resources = field.get(None)
-    for name in {"mapred-default.xml", "yarn-default.xml"} & set(resources):
-        resources.remove(name)
-    getattr(jvm, configuration.getName()).reloadExistingConfigurations()
-
-
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two cores and two shuffle partitions."""
@@ -104,6 +62,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
     from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+    from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -116,8 +75,8 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    settings = {**QUICK_SETTINGS, **INTERPRETED, **OF_TESTS, **unix_sockets(tempfile.gettempdir())}
-    settings["spark.driver.extraJavaOptions"] += " -Xmn384m"  # Of a small young generation everything is copied often.
+    settings = {**QUICK_SETTINGS, **OF_TESTS, **unix_sockets(tempfile.gettempdir())}
+    settings["spark.driver.extraJavaOptions"] += YOUNG
     if request.config.getoption("host") == LOG_HOST:
         settings |= TRANSFORM_WITH_STATE_SETTINGS
     for name, value in settings.items():

@@ -19,8 +19,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
-from tests.conftest import COMPILED
 from tests.support.now_and_then import now_and_then
+from tests.support.quick_spark import COMPILED
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 

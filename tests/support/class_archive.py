@@ -16,11 +16,22 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory.demo.runner import QUICK_JAVA
 from tests.support.crash_child import builder_with
 
-EXIT_SECONDS = 120
+EXIT_SECONDS = 300
 
 
 def _write(batch: DataFrame, batch_id: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
+
+
+def end_jvm(spark: SparkSession) -> None:
+    """Stop the session, and wait until its JVM has written its classes."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    # The JVM ends when nobody talks to it any more.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(EXIT_SECONDS)
 
 
 def main(archive: Path) -> None:
@@ -35,13 +46,7 @@ def main(archive: Path) -> None:
         rows = spark.readStream.format("delta").load(f"{name}/table")
         writer = rows.writeStream.foreachBatch(_write).option("checkpointLocation", f"{name}/checkpoint")
         writer.trigger(availableNow=True).start().awaitTermination()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        spark.stop()
-        # The JVM ends when nobody talks to it any more.
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(EXIT_SECONDS)
+        end_jvm(spark)
     unfinished.replace(archive)
 
 
