@@ -47,15 +47,19 @@ def free_port() -> int:
 
 @contextmanager
 def standalone_cluster(memory: str) -> Iterator[str]:
-    """The URL of a master with `WORKERS` workers of one core and ``memory``; they end with the context."""
+    """The URL of a master with `WORKERS` workers of one core and ``memory``; they end with the context.
+
+    Each has a host of its own, as Spark sees it: it starts no speculative attempt on the host of the first one.
+    """
     port, web_port = free_port(), free_port()
     url = f"spark://{HOST}:{port}"
     with TemporaryDirectory(prefix="cluster-") as folder:
         master = ["master.Master", "--host", HOST, "--port", str(port), "--webui-port", str(web_port)]
-        worker = ["worker.Worker", "--host", HOST, "--cores", "1", "--memory", memory, "--work-dir", folder, url]
+        worker = ["worker.Worker", "--cores", "1", "--memory", memory, "--work-dir", folder, url]
+        workers = [[*worker, "--host", f"127.0.0.{number + 1}"] for number in range(WORKERS)]
         running: list[subprocess.Popen[bytes]] = []
         try:
-            for command in (master, *[worker] * WORKERS):
+            for command in (master, *workers):
                 running.append(_start(command, Path(folder)))
                 if command is master:
                     _wait(web_port, workers=0)
