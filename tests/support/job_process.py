@@ -77,10 +77,10 @@ class JobProcess:
         code = self._process.wait(2 * WAIT_S)
         assert code == 0, self.said()
 
-    def exit_code(self) -> int:
+    def exit_code(self, seconds: float = WAIT_S) -> int:
         """How it ends by itself."""
         assert self._process is not None
-        return self._process.wait(WAIT_S)
+        return self._process.wait(seconds)
 
     def said(self) -> str:
         """The last of what it printed."""

@@ -1,0 +1,78 @@
+"""Thousands of micro-batches and dozens of restarts of one query: files, memory and time to start level off."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.support.delta_files import delta_rows
+from tests.support.job_process import JobProcess
+from tests.support.killed_world import COLUMNS, Orders, land
+from tests.support.places_world import differences
+
+BATCHES = int(os.environ.get("LIFE", "2000"))
+HOST = os.environ.get("LIFE_HOST", "applyInPandasWithState")
+MINUTES = float(os.environ.get("LIFE_MINUTES", "600"))
+STARTS, JVMS = int(os.environ.get("LIFE_STARTS", "50")), 10
+BEYOND = 5
+"""Micro-batches that a query may begin before it is stopped."""
+A_FILE, EVERY_MS = 20, 30_000
+MOST_GROWTH = 1.25
+LEVELLED = ("state", "spark", "staging", "entries", "driver", "jvm", "workers")
+TIMES = ("restart_s", "batch_s")
+"""Printed alone: others use the machine."""
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """What was noted after each start so far."""
+    life = folder / "life.jsonl"
+    return [json.loads(line) for line in life.read_text(encoding="utf-8").splitlines()] if life.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_two_thousand_micro_batches_with_fifty_restarts_leave_what_a_few_leave(tmp_path: Path) -> None:
+    """With LIFE_FOLDER and LIFE_MINUTES it stops after that time, and goes on in that folder when it is run again."""
+    folder, began_s = Path(os.environ.get("LIFE_FOLDER", tmp_path)), time.monotonic()
+    a_start, starts = BATCHES // STARTS, STARTS // JVMS
+    (folder / HOST).mkdir(parents=True, exist_ok=True)
+    driver = JobProcess(folder, folder / HOST / "checkpoint", (sys.executable, "-m", "tests.support.long_life_child"))
+    while len(noted(folder)) < STARTS:
+        if time.monotonic() - began_s > MINUTES * 60:
+            pytest.skip(f"{len(noted(folder))} of {STARTS} starts: run it again")
+        files = len(list((folder / "orders").glob("*.json")))
+        needed = driver.last_commit() + 1 + starts * (a_start + BEYOND)
+        land(folder, range(files, max(files, needed)), A_FILE, EVERY_MS)
+        driver.start(HOST, str(starts), str(a_start))
+        assert driver.exit_code(seconds=4 * 3600) == 0, driver.said()
+    world = Orders(len(list((folder / "orders").glob("0*.json"))) * A_FILE, EVERY_MS)
+    world.land_closing(folder)
+    ending = JobProcess(folder, folder / HOST / "checkpoint", (sys.executable, "-m", "tests.support.killed_child"))
+    ending.start(HOST, "--end")
+    assert ending.exit_code(seconds=3600) == 0, ending.said()
+    assert differences(delta_rows(folder / HOST / "table", COLUMNS), world.expected()) == {}
+    life, quarter = noted(folder), STARTS // 4
+    for at in life:
+        print(" ".join(f"{name}={shown(name, value)}" for name, value in at.items()))
+    print(f"{HOST}: {life[-1]['batch'] + 1} micro-batches, {len(life)} starts, {world.expected().total()} outcomes")
+    grown = {}
+    for name in (*TIMES, *LEVELLED):
+        quarters = [
+            median(at[name] for at in life[first : first + quarter]) for first in range(0, 4 * quarter, quarter)
+        ]
+        print(f"{name} by quarters: {', '.join(shown(name, each) for each in quarters)}")
+        if name in LEVELLED and quarters[3] > quarters[1] * MOST_GROWTH:
+            grown[name] = quarters
+    assert not grown
+
+
+def shown(name: str, value: float) -> str:
+    """A time to a tenth, memory in MiB."""
+    return f"{value:.1f}" if name in TIMES else f"{value / (1 << 20):.0f}M" if value > 1 << 20 else f"{value:.0f}"
