@@ -128,12 +128,12 @@ def run_part(spark: SparkSession, task: Task, warm_up: Path) -> Part:
     contender = contenders(task.shape.minutes)[task.contender]
     small = prepared(WARM_UP, harness.SEED, warm_up)
     with TemporaryDirectory(prefix="checkpoint-", dir=warm_up) as checkpoint:
-        cold = _streamed(spark, contender, small.folder, Path(checkpoint), WARM_UP_SHARDS)
+        cold = streamed(spark, contender, small.folder, Path(checkpoint), WARM_UP_SHARDS)
     folder = Path(task.folder)
     link_inputs(Path(task.inputs), folder, task.files)
     with sampled() as peak:
         marks = Marks(folder / "checkpoint")
-        progress = _streamed(spark, contender, folder, marks.checkpoint, task.shards, marks)
+        progress = streamed(spark, contender, folder, marks.checkpoint, task.shards, marks)
     return Part(
         batches=[numbers_of(report) for report in progress],
         counts=harness.counters_of(progress, harness.OBSERVATION),
@@ -173,7 +173,7 @@ def bytes_below(folder: Path) -> int:
     return total
 
 
-def _streamed(
+def streamed(
     spark: SparkSession,
     contender: Contender,
     folder: Path,
