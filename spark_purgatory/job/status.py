@@ -108,8 +108,7 @@ def _batch(file: Path) -> MicroBatch:
 
 
 def _numbers(folder: Path, name: str) -> list[int]:
-    found = (folder / name).iterdir() if (folder / name).is_dir() else ()
-    return sorted(int(each.name) for each in found if each.name.isdigit())
+    return sorted(int(each.name) for each in (folder / name).glob("*") if each.name.isdigit())
 
 
 def _sink(checkpoint: str, folder: Path) -> Iterator[str]:

@@ -104,6 +104,32 @@ def test_a_stream_whose_events_are_nearly_all_rejected_says_why_once(
     assert "9 of 10 events were rejected and complete nothing (the key is null: 9)." in said[0]
 
 
+def test_a_stream_in_which_no_operation_completes_names_what_may_differ(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    landing = Landing(tmp_path)
+    for batch in range(3):  # The events' clock is two hours behind, as if their times were of another zone.
+        names = [f"{batch}-{n}" for n in range(6)]
+        late, moved = 200 * batch, 200 * batch - 120
+        landing.add([operation(name, late, late + 30) for name in names], [event(name, moved + 5) for name in names])
+    landing.run(spark, purgatory(name="orders"))
+    (said,) = warnings(caplog, 1)
+    assert "purgatory orders, up to micro-batch " in said
+    assert "12 operations expired and none completed, although 18 events came. Compare keys= with key= as text" in said
+
+
+def test_a_stream_whose_operations_are_all_rejected_says_so_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    landing = Landing(tmp_path)
+    for batch in range(2):  # The year 9019, as if milliseconds had been read as seconds.
+        ahead = 60 * 24 * 365 * 7000 + batch
+        landing.add([operation(f"{batch}-{n}", ahead, ahead + 30) for n in range(6)], [event("nobody", batch)])
+    landing.run(spark, purgatory(name="orders"))
+    (said,) = [text for text in warnings(caplog, 1) if "REJECTED" in text]
+    assert "purgatory orders, up to micro-batch 1: 12 of 12 operations were REJECTED; the column reason has" in said
+
+
 def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +140,16 @@ def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     healthy.run(spark, purgatory())
     stuck.run(spark, purgatory())
     (said,) = warnings(caplog, 1)
-    assert "3 micro-batches brought rows, but there is no watermark yet" in said and "set its idle_after=" in said
+    assert "3 micro-batches brought rows, but there is no watermark after January 1970" in said
+    assert "set its idle_after=" in said
+    caplog.clear()
+    seconds = Landing(tmp_path / "seconds")
+    since_1970 = -60 * 24 * 19_824  # To 21 January 1970, where milliseconds with the seconds of 2024 are.
+    for batch in range(4):
+        seconds.add([operation(f"o{batch}", batch)], [event(f"o{batch}", since_1970 + batch)])
+    seconds.run(spark, purgatory())
+    (said,) = warnings(caplog, 1)
+    assert "or its times are seconds that were read as milliseconds" in said
 
 
 class Kept(StreamingQueryListener):

@@ -1,4 +1,4 @@
-"""Warnings about a query: a still watermark, many late rows, events that are all rejected, needless state partitions.
+"""Warnings about a query: a still watermark, late or rejected rows, no operation that completes, state partitions.
 
 `Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch, and each action on a batch, to it,
 with the counters of every purgatory in the query. Each warning is logged once for a query. Spark Connect gets no
@@ -11,7 +11,7 @@ import inspect
 import itertools
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
@@ -20,22 +20,21 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.schema import REJECTION_COUNTERS, rejected_text
+from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS, rejected_text
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.query_listener import BatchListener, QueryListener
 from spark_purgatory.spark.storage.spark_access import cores_of
 
 LOG = logging.getLogger(__name__)
-STUCK_BATCHES = 3
-"""The watermark is that of the rows of earlier micro-batches: the first has none, the second may miss an input."""
+STUCK_BATCHES = 3  # The watermark is of earlier micro-batches: the first has none, the second may miss an input.
 LATE_SHARE = 0.05
-FEWEST_LATE = 10
-"""The fewest late rows of a micro-batch that cause a warning."""
+FEWEST = 10  # The fewest late rows of a micro-batch, rejected or expired operations of a run, to warn of.
 STUCK = (
-    "query %s: %d micro-batches brought rows, but there is no watermark yet, so nothing expires. An input has had no "
-    "row with a time so far. If it may be silent for long, set its idle_after= before the first start of the query. If "
-    "its times are in the future, look at max_future="
+    "query %s: %d micro-batches brought rows, but there is no watermark after January 1970, so nothing expires. An "
+    "input has had no row with a time so far, or its times are seconds that were read as milliseconds. If it may be "
+    "silent for long, set its idle_after= before the first start of the query. If its times are in the future, look at "
+    "max_future="
 )
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "
@@ -48,14 +47,22 @@ REJECTED = (
     "%s: %s. Compare key=, time= and value= of Completions with the rows: they may name a wrong column, hold nulls, or "
     "lie further ahead than max_future="
 )
+ALL_REJECTED = (
+    "%s: %d of %d operations were REJECTED; the column reason has the cause. Compare id=, keys=, created= and timeout= "
+    "of Operations with the rows: times far in the future are often milliseconds that were read as seconds"
+)
+NONE_COMPLETES = (
+    "%s: %d operations expired and none completed, although %d events came. Compare keys= with key= as text (7 is not "
+    "07), and created= with time=: events count from created to the deadline, so a time zone or a unit that only one "
+    'input has moves them out. See "Everything expires" in docs/looks_wrong.md'
+)
 CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils.call", "pyspark.sql.connect.streaming.worker.foreach_batch_worker.process")
 """Functions of PySpark that call the function given to foreachBatch."""
 OF_ONE_MICRO_BATCH = (
     "resolve() is called inside foreachBatch and decides the rows of this micro-batch alone, so an operation whose "
     "event arrives in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
 )
-PIPELINES = "pyspark.pipelines."
-"""The beginning of the names of modules that run the definitions of a declarative pipeline."""
+PIPELINES = "pyspark.pipelines."  # The beginning of names of modules that run a pipeline's definitions.
 IN_A_PIPELINE = (
     "this pipeline keeps its state in Spark's 200 partitions, because it does not set %s. Each micro-batch runs a task "
     "and commits a state store for every one of them, and the checkpoint keeps the number. Add to the configuration of "
@@ -63,7 +70,7 @@ IN_A_PIPELINE = (
 )
 NO_ROCKSDB = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
 NO_CHANGELOG = re.compile(r"/state/\d+/\d+/\d+\.changelog does not exist")
-NO_WATERMARK = "1970-01-01T00:00:00.000Z"
+NO_WATERMARK = "1970-01-"  # It begins so if it is not set, or has seconds that were read as milliseconds.
 
 
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
@@ -90,31 +97,24 @@ def warn_inside_foreach_batch() -> None:
 def _is_called_from(wanted: Callable[[str], bool]) -> bool:
     """Return True if a function with a wanted name, which includes its module, is being called now."""
     frame = inspect.currentframe()
-    while frame is not None:
-        if wanted(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"):
-            return True
+    while frame is not None and not wanted(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"):
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
     """Return True if every micro-batch has rows: heartbeats of an input, or of an earlier purgatory's input."""
-    for side in (options.operations, options.completions):
-        first = side.outcomes_of
-        if side.idle_after is not None or (isinstance(first, PurgatoryOptions) and _ticks(first)):
-            return True
-    return False
+    sides = options.operations, options.completions
+    firsts = (side.outcomes_of for side in sides if isinstance(side.outcomes_of, PurgatoryOptions))
+    return any(side.idle_after is not None for side in sides) or any(map(_ticks, firsts))
 
 
 class _QueryWatch(QueryListener):
     def __init__(self) -> None:
         self.cores: int | None = None
-        self.shards: dict[str, int | None] = {}
-        """The shards of each purgatory by name. If two have one name, the last counts."""
-        self._stuck: dict[str, int] = {}
-        self._events: dict[tuple[str, str], Counter[str]] = {}
-        """The events that each purgatory of a run received and rejected so far."""
-        self._warned: set[tuple[str, str]] = set()
+        self.shards: dict[str, int | None] = {}  # Of each purgatory by name; if two have one name, of the last.
+        self._seen: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+        """By run and purgatory, "" for the whole run: sums of counters, micro-batches without a watermark, warnings."""
 
     def onQueryProgress(self, event: Any) -> None:
         progress = event.progress
@@ -124,61 +124,58 @@ class _QueryWatch(QueryListener):
             if "operations_late" in (counters := row.asDict())
         }
         if counted and "addBatch" in progress.durationMs:
-            self._look_at_partitions(progress, counted)
-            self._look_at_watermark(progress, counted)
+            seen = self._seen[str(progress.runId)]
+            self._look_at_partitions(progress, seen[""], counted)
+            self._look_at_watermark(progress, seen[""], counted)
             for name, counters in counted.items():
-                self._look_at_late_rows(progress, name, counters)
-                self._look_at_rejections(progress, name, counters)
+                self._look_at_late_rows(progress, seen[name], name, counters)
+                self._look_at_sums(progress, seen[name], name, counters)
 
     def onQueryTerminated(self, event: Any) -> None:
-        run = str(event.runId)
         if NO_ROCKSDB in (event.exception or ""):
             LOG.error("query %s: %s", event.id, requirements.PASTE)
         if NO_CHANGELOG.search(event.exception or ""):
             LOG.error("query %s: %s", event.id, requirements.other_format("2"))
-        self._stuck.pop(run, None)
-        self._events = {of: counts for of, counts in self._events.items() if of[0] != run}
-        self._warned = {warned for warned in self._warned if warned[0] != run}
+        self._seen.pop(str(event.runId), None)
 
-    def _look_at_partitions(self, progress: Any, counted: dict[str, dict[str, Any]]) -> None:
+    def _look_at_partitions(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
         found = max((operator.numShufflePartitions for operator in progress.stateOperators), default=0)
         shards = most_shards(self.shards.get(name) for name in counted)
-        if (why := too_many(found, shards, self.cores)) and self._is_first(str(progress.runId), "partitions"):
+        if (why := too_many(found, shards, self.cores)) and _is_first(seen, "partitions"):
             LOG.warning("query %s: %s", progress.name or progress.id, why)
 
-    def _look_at_watermark(self, progress: Any, counted: dict[str, dict[str, Any]]) -> None:
-        run = str(progress.runId)
-        if progress.eventTime.get("watermark", NO_WATERMARK) != NO_WATERMARK:
-            self._stuck.pop(run, None)
+    def _look_at_watermark(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
+        if not progress.eventTime.get("watermark", NO_WATERMARK).startswith(NO_WATERMARK):
+            seen["stuck"] = 0
             return
-        if any(_received(counters) for counters in counted.values()):
-            self._stuck[run] = self._stuck.get(run, 0) + 1
-        if self._stuck.get(run, 0) >= STUCK_BATCHES and self._is_first(run, "watermark"):
-            LOG.warning(STUCK, progress.name or progress.id, self._stuck[run])
+        seen["stuck"] += any(_received(counters) for counters in counted.values())
+        if seen["stuck"] >= STUCK_BATCHES and _is_first(seen, "watermark"):
+            LOG.warning(STUCK, progress.name or progress.id, seen["stuck"])
 
-    def _look_at_late_rows(self, progress: Any, name: str, counters: dict[str, Any]) -> None:
+    def _look_at_late_rows(self, progress: Any, seen: Counter[str], name: str, counters: dict[str, Any]) -> None:
         late = (counters["events_late"] or 0) + (counters["operations_late"] or 0)
         received = _received(counters)
-        if late < max(FEWEST_LATE, LATE_SHARE * received) or not self._is_first(str(progress.runId), name):
-            return
-        times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
-        LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
+        if late >= max(FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
+            times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
+            LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
 
-    def _look_at_rejections(self, progress: Any, name: str, counters: dict[str, Any]) -> None:
-        run = str(progress.runId)
-        events = self._events.setdefault((run, name), Counter())
-        events.update(received=counters["events_received"] or 0, rejected=counters["events_rejected"] or 0)
-        events.update(counters.get("rejections") or {})
-        rejected, received = events["rejected"], events["received"]
-        if rejected and rejected >= REJECTED_SHARE * received and self._is_first(run, f"rejections of {name}"):
-            where = f"query {progress.name or progress.id}, purgatory {name}, up to micro-batch {progress.batchId}"
-            LOG.warning(REJECTED, where, rejected_text(rejected, received, events))
+    def _look_at_sums(self, progress: Any, sums: Counter[str], name: str, counters: dict[str, Any]) -> None:
+        sums.update({each: counters[each] or 0 for each in COUNTERS}, **(counters.get("rejections") or {}))
+        where = f"query {progress.name or progress.id}, purgatory {name}, up to micro-batch {progress.batchId}"
+        rejected, events, operations = sums["events_rejected"], sums["events_received"], sums["received"]
+        if rejected and rejected >= REJECTED_SHARE * events and _is_first(sums, "events"):
+            LOG.warning(REJECTED, where, rejected_text(rejected, events, sums))
+        if sums["rejected"] >= max(FEWEST, REJECTED_SHARE * operations) and _is_first(sums, "operations"):
+            LOG.warning(ALL_REJECTED, where, sums["rejected"], operations)
+        ended = sums["completed"] + sums["failed"] + sums["cancelled"]
+        is_silent = not (ended or sums["late"]) and min(sums["expired"], events - rejected) >= FEWEST
+        if is_silent and _is_first(sums, "ends"):
+            LOG.warning(NONE_COMPLETES, where, sums["expired"], events - rejected)
 
-    def _is_first(self, run: str, what: str) -> bool:
-        if (run, what) in self._warned:
-            return False
-        self._warned.add((run, what))
-        return True
+
+def _is_first(seen: Counter[str], warning: str) -> bool:
+    seen[warning] += 1
+    return seen[warning] == 1
 
 
 def _received(counters: dict[str, Any]) -> int:
