@@ -29,6 +29,7 @@ from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, NO_DATA, PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
+from spark_purgatory.spark.sink.table.delta_target import SNAPSHOT_PARTITIONS
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
@@ -36,7 +37,15 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
-CHOSEN_BY_US = (PARTITIONS, PROVIDER, CHANGELOG, COUNT_ROWS, FORMAT_VERSION, "spark.sql.adaptive.enabled")
+CHOSEN_BY_US = (
+    PARTITIONS,
+    PROVIDER,
+    CHANGELOG,
+    COUNT_ROWS,
+    FORMAT_VERSION,
+    SNAPSHOT_PARTITIONS,
+    "spark.sql.adaptive.enabled",
+)
 SET_BY_DELTA = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
 CORES = 2
 """The session's."""
@@ -101,6 +110,25 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     assert bare.read.format("delta").load(str(landing.outcomes)).count() == 1
     assert not said(caplog)
     assert report["stateOperators"][0]["numRowsTotal"] == 0
+
+
+@pytest.mark.parametrize("chosen", [None, "7"])
+def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(
+    bare: SparkSession, tmp_path: Path, chosen: str | None
+) -> None:
+    """Delta's default is 50 tasks, for one row a task; a number that the session has set stays."""
+    context = bare.sparkContext
+    with settings(bare, {SNAPSHOT_PARTITIONS: chosen} if chosen else {}):
+        context.setJobGroup(f"drains {chosen}", "")
+        try:
+            write(landed(tmp_path), bare)
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(f"drains {chosen}")]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    tasks = {stage.numTasks for stage in stages if stage}
+    assert len(tasks) > 1 and 50 not in tasks and (7 in tasks) == (chosen == "7")
 
 
 def test_where_every_key_is_a_group_there_are_two_partitions_for_each_core(bare: SparkSession, tmp_path: Path) -> None:

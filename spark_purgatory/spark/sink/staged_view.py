@@ -66,10 +66,8 @@ def _looked_at(
 ) -> tuple[Ledger, list[Piece], int]:
     """Return the ledger, the pieces that a version of the table lacks, and that version, all of one time."""
     # The query and the reader may call the table by other names, and other tables may have its name.
-    claimed, here = (
-        table_claim.claimed_by(spark, checkpoint),
-        resolved(spark, SinkOptions(path=target.path, table=target.table)),
-    )
+    claimed = table_claim.claimed_by(spark, checkpoint)
+    here = resolved(spark, SinkOptions(path=target.path, table=target.table))
     ours = {"path": here.path} if here.path else {"table": str(here.table)}
     is_named = not claimed or table_claim.is_one_table(claimed, ours)
     app_id = table_claim.app_id_of(spark, checkpoint)
@@ -85,8 +83,8 @@ def _looked_at(
         except StagingError as error:
             # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
             found = error
-        version = NO_VERSION if before is None else before.version
-        if version == _version_of(spark, target):
+        version = before.version
+        if version == _history_of(spark, target).version:
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
@@ -97,19 +95,15 @@ def _looked_at(
                 raise found
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
-            if before is not None:
+            if version != NO_VERSION:
                 _check_newest(spark, target, ledger, app_id, before.drains(app_id))
             return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
-def _history_of(spark: SparkSession, target: Target) -> History | None:
-    return target.history(spark) if target.facts(spark) is not None else None
-
-
-def _version_of(spark: SparkSession, target: Target) -> int:
-    history = _history_of(spark, target)
-    return NO_VERSION if history is None else history.version
+def _history_of(spark: SparkSession, target: Target) -> History:
+    """Return the table's latest versions, none if it does not exist."""
+    return target.history(spark) if target.facts(spark) is not None else target.no_history
 
 
 def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, drains: Collection[int]) -> None:

@@ -14,7 +14,7 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
-DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures")
+DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures", "numFiles")
 _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)|\[DELTA_MISSING_DELTA_TABLE\]")
 
 

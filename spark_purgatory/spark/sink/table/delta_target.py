@@ -25,13 +25,15 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
+SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 LEAN_SETTINGS: Mapping[str, str] = {  # Defaults that make small appends cheap, for a session of one's own.
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
     # tables of millions of files; with 2 an append to a small table costs a quarter (about 1 s, not 4 s).
-    "spark.databricks.delta.snapshotPartitions": "2",
+    SNAPSHOT_PARTITIONS: "2",
     # Minima and maxima of the first 32 columns are computed at every append; the first few serve nearly all.
     "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "4",
 }
+SMALL_TABLE = 20_000  # Files of a table whose log two tasks read as well as Delta's 50.
 FORGETS = "delta.setTransactionRetentionDuration"
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
@@ -49,6 +51,7 @@ class DeltaTarget(Target):
     widening = "set its property delta.enableTypeWidening = true, then "
     _newest: tuple[TableVersion, ...] = ()  # The newest version at the last look.
     has_folder = False  # The path existed at the last look, with a table or without.
+    _is_small = False  # At the last look it had few files, or there was no table.
 
     @property
     def place(self) -> str:
@@ -157,7 +160,8 @@ class DeltaTarget(Target):
             # Spark parses them by name, and takes them as they are by path.
             writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
         # A write that creates a table by name reads it from the session only, where other threads' writes find it, too.
-        with settings(rows.sparkSession, {USER_METADATA: metadata} if self.table and self._facts is None else {}):
+        named = {USER_METADATA: metadata} if self.table and self._facts is None else {}
+        with settings(rows.sparkSession, named | self._lean(rows.sparkSession)):
             if self.table:
                 writer.saveAsTable(self.table)
             else:
@@ -170,10 +174,8 @@ class DeltaTarget(Target):
 
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
         """Apply Delta's rules, and the session's defaults for a new table."""
-        if self._facts is None:
-            is_mapped = delta_start.default(spark, COLUMN_MAPPING) != "none"
-        else:
-            is_mapped = self._facts.is_mapped
+        by_default = delta_start.default(spark, COLUMN_MAPPING) != "none"
+        is_mapped = by_default if self._facts is None else self._facts.is_mapped
         collations = spark.conf.get(CHECKS_TYPES, "true") == "false"
         return unfit(rows, partition_by, is_mapped=is_mapped, collations=collations)
 
@@ -238,15 +240,23 @@ class DeltaTarget(Target):
             )
         return True
 
+    def _lean(self, spark: SparkSession) -> dict[str, str]:
+        """Return the number of tasks that read the log of a small table, unless the session has chosen one."""
+        chosen = spark.conf.get(SNAPSHOT_PARTITIONS, None)
+        return {SNAPSHOT_PARTITIONS: "2"} if self._is_small and chosen is None else {}
+
     def _detail(self, spark: SparkSession) -> Row | None:
         """Read DESCRIBE DETAIL. Delta's Python class would need the JVM, or a plugin under Spark Connect."""
         try:
-            row = described(spark, self.place) if self.path or self.is_known(spark) else None
+            with settings(spark, self._lean(spark)):
+                row = described(spark, self.place) if self.path or self.is_known(spark) else None
         except AnalysisException as error:
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise
             raise ConfigError(f"table {self} is a view: name a table, or one that does not exist yet") from None
         self.has_folder = row is not None
+        files = 0 if row is None or row["format"] != "delta" else row["numFiles"]
+        self._is_small = files is not None and files <= SMALL_TABLE
         if row is None or row["format"] == "delta":
             return row
         if self.table:
