@@ -22,6 +22,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import protocol, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.staging import ledger_format
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import EmptyRun, idle_paths
 from spark_purgatory.spark.sink.table.history import DrainCommit
@@ -136,6 +137,7 @@ def note_goes_on(patch: Patch) -> None:
         return found
 
     patch(Ledger, "adopt", keeping)
+    patch(ledger_format, "empty_entry", lambda run: (f"empty={run.first}-{run.last % 2}", run._asdict(), True))
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

@@ -36,6 +36,7 @@ SEES = {
     "any token fits": 1,
     "an entry of a shard's log is forgotten": 1,
     "a micro-batch that waits for room loses its record": 429,
+    "a note goes on behind rows that replaced it": 182,
 }
 """The first seed that shows a planted fault, if it is not 0; where it shows nothing any more, others are tried."""
 
