@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import product
 
@@ -20,6 +20,7 @@ from spark_purgatory.errors import (
     DeliveryTimeoutError,
     ForeignWriterError,
     PurgatoryError,
+    SkippedWriteError,
     StagingError,
     StorageError,
     TableLostError,
@@ -216,6 +217,84 @@ def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
                 if len(reached) <= late:
                     break
     assert walked > 50
+
+
+def between(world: World, name: str, drain: int, act: Callable[[], None]) -> None:
+    """Run a world; do something at the n-th time that a failpoint is reached."""
+    reached = Counter[str]()
+
+    def hook(at: str) -> None:
+        reached[at] += 1
+        if (at, reached[at]) == (name, drain):
+            act()
+
+    failpoints.hook = hook
+    try:
+        run(world)
+    finally:
+        failpoints.hook = None
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "said"),
+    [
+        ("dropped", TableLostError, "it is gone after a commit to it"),
+        ("replaced", TableLostError, "it was replaced while a drain was written"),
+        ("skips it", SkippedWriteError, "was written to table /table without an error, but its history has no such"),
+        ("cut", StorageError, "does not show whether the drain was committed"),
+        ("cut later", None, ""),
+    ],
+)
+def test_a_table_that_changes_between_a_commit_and_its_read_back_is_named_and_nothing_staged_goes(
+    what: str, kind: type[StorageError] | None, said: str
+) -> None:
+    world = made("nothing lingers")
+
+    def act() -> None:
+        match what:
+            case "dropped" | "replaced":
+                world.table_id = None if what == "dropped" else "another"
+            case "skips it":
+                world.last_txn = 99
+            case _:
+                for _ in range(3):
+                    world.add("OPTIMIZE", {})
+                world.versions = world.versions[-1:]
+
+    def go_on() -> None:
+        between(world, "before commit" if what == "skips it" else "after commit", 2, act)
+
+    if what == "cut later":  # The commit came through, its answer was lost, and the next try is skipped.
+        world.commit_fails = ["", "arrived"]
+    if kind is None:
+        go_on()
+    else:
+        with pytest.raises(kind, match=said):
+            go_on()
+        taken = next(body for path, body in world.log.items() if path.endswith("/intent=1"))["taken"]["path"]
+        assert {path.rpartition("/")[0] for path in taken} <= {*world.folders}, "its rows stay staged"
+        if what != "cut":
+            return
+        run(world)
+    assert world.in_table() == world.every()
+
+
+def test_an_intent_that_was_removed_is_missed_by_the_entries_after_it() -> None:
+    world = next(world for world, point in (left("nothing lingers", n) for n in range(99)) if point == "after clean up")
+    [intent] = [path for path in world.log if path.endswith("/intent=0")]
+    del world.log[intent]
+    with pytest.raises(StagingError, match=r"the entry intent=0 .* is missing, but later ones are there"):
+        run(world)
+
+
+def test_a_micro_batch_that_a_run_was_not_given_is_missed() -> None:
+    world = made("all linger")
+    sender = WorldSender(world)
+    sender.take(0)
+    world.committed = 2
+    with pytest.raises(StagingError, match="is at micro-batch 2, but /staging has micro-batches only up to 0"):
+        sender.take(2)
+    assert world.evaluated == [0]
 
 
 def test_rows_of_more_table_partitions_than_are_kept_arrive_too(monkeypatch: pytest.MonkeyPatch) -> None:
