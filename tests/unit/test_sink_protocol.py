@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -241,6 +242,7 @@ def between(world: World, name: str, drain: int, act: Callable[[], None]) -> Non
         ("dropped", TableLostError, "it is gone after a commit to it"),
         ("replaced", TableLostError, "it was replaced while a drain was written"),
         ("skips it", SkippedWriteError, "was written to table /table without an error, but its history has no such"),
+        ("has fewer rows", StagingError, "committed 2 rows in version 1, and its staged files held 3"),
         ("cut", StorageError, "does not show whether the drain was committed"),
         ("cut later", None, ""),
     ],
@@ -256,6 +258,10 @@ def test_a_table_that_changes_between_a_commit_and_its_read_back_is_named_and_no
                 world.table_id = None if what == "dropped" else "another"
             case "skips it":
                 world.last_txn = 99
+            case "has fewer rows":
+                entry = world.versions.pop()
+                assert entry.commit is not None
+                world.versions.append(replace(entry, commit=replace(entry.commit, rows=2)))
             case _:
                 for _ in range(3):
                     world.add("OPTIMIZE", {})
