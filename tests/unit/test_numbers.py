@@ -445,15 +445,15 @@ def test_a_state_of_another_number_type_is_refused_by_name(criterion: Any) -> No
     cents, double = EngineSpec(criterion, number="decimal(10,2)"), EngineSpec(criterion)
     with pytest.raises(
         StateMismatchError,
-        match=r"\bnumber: .*'double'.*the query has 'decimal of scale 2'.*cast completions.value to double",
+        match=r"completions\.value: .*'double'.*the query has 'decimal of scale 2'.*cast completions.value to double",
     ):
         restore(cents, saved(double), 1)
     with pytest.raises(
-        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', but the query has 'double': cast compl"
+        StateMismatchError, match=r"completions\.value: .*'decimal of scale 2', but the query has 'double': cast compl"
     ):
         restore(double, saved(cents), 1)
     with pytest.raises(
-        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', but the query has 'whole numbers'"
+        StateMismatchError, match=r"completions\.value: .*'decimal of scale 2', but the query has 'whole numbers'"
     ):
         restore(replace(cents, number="bigint"), saved(cents), 1)
     for same in (cents, replace(cents, number="decimal(38,2)")):
