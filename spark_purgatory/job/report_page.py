@@ -197,7 +197,7 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.size": 9}):
         figure = Figure(figsize=(9.2, 2.8), layout="constrained")
         axes = figure.add_subplot()
-        axes.set_title(title, loc="left")
+        axes.set_title(title, loc="left", pad=16)  # Above the label of a bar as high as the picture.
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         draw(axes, data)

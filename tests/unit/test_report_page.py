@@ -146,3 +146,13 @@ def test_times_after_the_year_9999_are_told() -> None:
     gauges = Gauges(**{**GAUGES, "next_due_ms": far})
     text = page(report(gauges=gauges, by_hour={"EXPIRED": {474801: 40, far // 3_600_000: 1}}))
     assert f"{far // 1000:,} s after 1970 UTC" in text
+
+
+def test_the_number_on_the_highest_bar_is_below_the_title_of_its_picture() -> None:
+    pictures = [each.split("</svg>")[0] for each in page(report()).split("<svg")[1:]]
+    titled = re.compile(r'font-size: ([\d.]+)px[^"]*" x="[\d.]+" y="([\d.]+)"[^>]*>([^<]*)<')
+    for picture in pictures:
+        texts = [(float(size), float(y), words) for size, y, words in titled.findall(picture)]
+        title_y = max(texts)[1]  # Its letters are the largest.
+        assert min(y - size for size, y, words in texts if words != max(texts)[2]) >= title_y - 1, picture[:200]
+    assert len(pictures) == 5
