@@ -29,7 +29,10 @@ def resident() -> dict[str, int]:
     """Bytes of this process, of the JVM and of the workers together."""
     sizes = {"driver": psutil.Process().memory_info().rss, "jvm": 0, "workers": 0}
     for process in psutil.Process().children(recursive=True):
-        sizes["jvm" if process.name() == "java" else "workers"] += process.memory_info().rss
+        # A child that the JVM has just forked has all of the JVM's memory, and a name of neither.
+        kind = {"java": "jvm", "python": "workers"}.get(process.name().rstrip("0123456789."), "")
+        if kind:
+            sizes[kind] += process.memory_info().rss
     return sizes
 
 
