@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks.scale_model import BLOB, LOG, PREDICTED, QUANTITIES, TOLERATED, Cell, Model, errors, fitted, read_cells
 
-pytestmark = pytest.mark.bench
-
 
 @pytest.mark.parametrize(("host", "quantity"), [(host, quantity) for host in (BLOB, LOG) for quantity in QUANTITIES])
 def test_half_of_the_cells_predict_the_other_half(host: str, quantity: str) -> None:
