@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from spark_purgatory import metrics, monitor
 from spark_purgatory.cli import app
-from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
@@ -100,6 +100,8 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
         query.processAllAvailable()
     assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(3)
     assert not sink.table_exists(stream.spark), "the first drain has not come through"
+    with pytest.raises(ConfigError, match=f"query run {query.runId} is still running: call flush"):
+        query.drain()
 
     def let_go() -> None:
         while query.isActive:

@@ -225,9 +225,12 @@ class AccumulatorQuery:
         """Bring everything staged to the table after the query has ended.
 
         Raises:
+            ConfigError: The query is still running.
             StorageError: The table cannot be written; the rows stay staged.
             ForeignWriterError: Another run of the query uses the checkpoint now, and brings them.
         """
+        if self.isActive:
+            raise ConfigError(f"query run {self.runId} is still running: call flush(), or end it by stop(drain=True)")
         self._await_sender()
         for other in self._spark.streams.active:
             if other.id == self._query.id:
