@@ -156,7 +156,7 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
     log = log_file()
     try:
         return reading_session(settings, log, delta=True)
-    except (PySparkException, Py4JError, OSError, RuntimeError) as error:
+    except (ConfigError, PySparkException, Py4JError, OSError, RuntimeError) as error:
         return Finding("Spark session", f"did not start: {sentence_of(error)}", f"what Spark printed is in {log}")
 
 

@@ -25,6 +25,7 @@ from spark_purgatory.spark.sink.table.delta_session import is_without_delta, wha
 from spark_purgatory.spark.sink.table.delta_start import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
+from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
 from spark_purgatory.spark.storage.spark_access import told
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -44,6 +45,7 @@ def session_findings(spark: SparkSession) -> Iterator[Finding]:
     yield release_finding("Spark", spark.version)
     yield from worker_findings(spark)
     yield delta_finding(spark)
+    yield iceberg_finding(spark)
     yield transactions_finding(spark)
     yield from setting_findings(spark)
 
@@ -147,6 +149,14 @@ def delta_finding(spark: SparkSession) -> Finding:
             return Finding("Delta", "not in this session", what_lacks(spark).replace(" Nothing was started.", ""))
         return Finding("Delta", sentence_of(error), "see the message; the session must reach its file system")
     return Finding("Delta", "in this session")
+
+
+def iceberg_finding(spark: SparkSession) -> Finding:
+    """Report whether the session writes Iceberg tables, or could."""
+    if ICEBERG in (spark.conf.get("spark.sql.extensions", None) or ""):
+        return Finding("Iceberg", "in this session")
+    found = iceberg_package(spark.version) or f"there is none for Spark {spark.version} yet"
+    return note("Iceberg", f"not in this session; its package: {found}")
 
 
 def transactions_finding(spark: SparkSession) -> Finding:

@@ -69,22 +69,16 @@ def delta_findings(spark: SparkSession, target: DeltaTarget, facts: TableFacts) 
     yield Finding("table kind", f"{place_text}; {kept}")
     if facts.is_mapped:
         yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
-    yield from property_findings(facts.properties)
+    yield Finding("table keeps transactions", "delta.setTransactionRetentionDuration is not set")
+    for name in (name for name in TELLING if name in facts.properties):
+        yield note("table property", f"{name} = {facts.properties[name]}: cuts the history, not the transactions")
+    span = _LENGTH.search(facts.properties.get(LOG_RETENTION, ""))
+    if span is not None and int(span[1]) * UNIT_HOURS[span[2].lower()] < MIN_HISTORY_HOURS:
+        remedy = f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')"
+        yield Finding("table history", f"kept for {span[0]}: a RESTORE that is no longer in it is not noticed", remedy)
     newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
     if newest is not None:  # the clock of the last writer, or of its storage
         yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
-
-
-def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield findings about properties: transactions are kept, and some properties only cut the history."""
-    yield Finding("table keeps transactions", "delta.setTransactionRetentionDuration is not set")
-    for name in TELLING:
-        if name in properties:
-            yield note("table property", f"{name} = {properties[name]}: cuts the history, not the transactions")
-    kept = _LENGTH.search(properties.get(LOG_RETENTION, ""))
-    if kept is not None and int(kept[1]) * UNIT_HOURS[kept[2].lower()] < MIN_HISTORY_HOURS:
-        remedy = f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')"
-        yield Finding("table history", f"kept for {kept[0]}: a RESTORE that is no longer in it is not noticed", remedy)
 
 
 def delivery_finding(spark: SparkSession, target: Target, checkpoint: str) -> Finding:

@@ -194,11 +194,12 @@ def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
             alike = f"{one} and {other} are both {first!r}"
             unlike = f"{one} {first!r} and {other} {second!r} are one folder"
             yield Problem("", "", f"{alike if first == second else unlike}: each needs a folder of its own")
-    for name, source in sources.items():
-        tables = [str(each.get("table") or "").replace("`", "").lower() for each in (source, output)]
-        if tables[0] and tables[0] == tables[1]:
-            alike = f"{name}.table and output.table are both {source['table']!r}"
-            yield Problem("", "", f"{alike}: the job reads what it writes")
+    tables = {**sources, "output": output, "dead_letters": letters if isinstance(letters, dict) else {}}
+    for (one, first), (other, second) in combinations(tables.items(), 2):
+        named = [str(each.get("table") or "").replace("`", "").lower() for each in (first, second)]
+        if named[0] and named[0] == named[1] and other in ("output", "dead_letters"):
+            why = "each needs a table of its own" if one == "output" else "the job reads what it writes"
+            yield Problem("", "", f"{one}.table and {other}.table are both {first['table']!r}: {why}")
 
 
 def selected(given: InputSection, columns: dict[str, str]) -> list[str]:

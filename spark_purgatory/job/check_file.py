@@ -66,7 +66,8 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
     yield "checkpoint", config.checkpoint
     if config.dead_letters is not None:
-        yield "dead letters", f"path {config.dead_letters.path}, checkpoint {config.dead_letters_checkpoint}"
+        kind, place = next((name, place) for name, place in config.dead_letters if place)
+        yield "dead letters", f"{kind} {place}, checkpoint {config.dead_letters_checkpoint}"
     if config.metrics is not None:
         shown = config.metrics.model_dump(exclude_defaults=True)
         yield "metrics", ", ".join(f"{name} {value}" for name, value in shown.items())

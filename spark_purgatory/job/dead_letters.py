@@ -1,4 +1,4 @@
-"""Rows of CSV and JSON files and of Kafka topics that do not fit the schema, in a Delta table of their own.
+"""Rows of CSV and JSON files and of Kafka topics that do not fit the schema, in a table of their own.
 
 A second query reads the same sources and writes the table, exactly once. The job's own query reads such a row with
 null in the fields that cannot be read.
@@ -18,6 +18,7 @@ from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
+from spark_purgatory.spark.sink.table.formats import with_format
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
 RAW = "spark_purgatory_raw"  # The column for the text of a row that Spark cannot read; no source has it
@@ -30,15 +31,11 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
     """Start the query that writes the table; None if the file has no ``dead_letters``."""
     if config.dead_letters is None:
         return None
-    writer = _malformed_rows(spark, config).writeStream.format("delta").outputMode("append")
+    place = with_format(spark, config.dead_letters.made())
+    writer = _malformed_rows(spark, config).writeStream.format(str(place.format))
     writer = writer.queryName(f"{config.name}_dead_letters").trigger(**trigger_of(**config.trigger.model_dump()))
-    return writer.option("checkpointLocation", config.dead_letters_checkpoint).start(config.dead_letters.path)
-
-
-def count(spark: SparkSession, config: JobConfig) -> int:
-    """Return the number of rows in the table."""
-    assert config.dead_letters is not None
-    return spark.read.format("delta").load(config.dead_letters.path).count()
+    writer = writer.outputMode("append").option("checkpointLocation", config.dead_letters_checkpoint)
+    return writer.toTable(place.table) if place.table else writer.start(place.path)
 
 
 def _malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:

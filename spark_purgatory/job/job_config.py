@@ -227,10 +227,21 @@ class Trigger(Model):
 
 
 class DeadLetters(Model):
-    """The Delta table of rows that cannot be read, and the checkpoint of the query that writes it."""
+    """The table of rows that cannot be read, and the checkpoint of the query that writes it."""
 
-    path: Text
+    path: Text | None = None
+    table: Text | None = None
+    format: Literal["delta", "iceberg"] | None = None
     checkpoint: Text | None = None
+
+    @model_validator(mode="after")
+    def _checked(self) -> DeadLetters:
+        self.made()
+        return self
+
+    def made(self) -> SinkOptions:
+        """The library's own, of the place alone."""
+        return SinkOptions(path=self.path, table=self.table, format=self.format)
 
 
 class MetricsOutput(Model):

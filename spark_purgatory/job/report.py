@@ -11,12 +11,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.job.status import MicroBatch
-from spark_purgatory.job.summary import Summary, file_sizes, summarise
+from spark_purgatory.job.summary import Summary, summarise
 from spark_purgatory.job.tally import JobTally
 from spark_purgatory.spark.checkpoint.gauges import Gauges, counted
 from spark_purgatory.spark.checkpoint.pending import pending_in
 from spark_purgatory.spark.checkpoint.shard_states import shard_states
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -112,7 +113,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     finally:
         waits.unpersist()
     written = sink.read(spark) if sink.table_exists(spark) else None
-    file_bytes = [] if written is None else file_sizes(written)
+    file_bytes = [] if written is None else opened(with_format(spark, sink.options)).file_sizes(spark)
     tally = JobTally(received, decided, criteria.total())
     summary = summarise(table, tally, file_bytes, prefix)
     bounds_ms["wait_ms"] = bounds_of(min(summary.ends_ms, default=0), max(summary.ends_ms, default=0))

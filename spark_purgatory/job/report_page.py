@@ -156,8 +156,6 @@ def _bin_name(at: int, bounds_ms: Sequence[int]) -> str:
 
 def _files_text(report: Report) -> str:
     sizes = report.summary.file_bytes
-    if not sizes and report.summary.outcomes:
-        return ""  # The table's format does not list its files.
     if len(sizes) > FEW_FILES:
         powers = Counter(max(0, (size - 1).bit_length()) for size in sizes)
         bins = range(min(powers), max(powers) + 1)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
@@ -26,11 +27,12 @@ from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise, topic_line, warnings_of
+from spark_purgatory.job.summary import Summary, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.terminal import at_work, say, terminal
 
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
@@ -64,7 +66,11 @@ def run(
     name = config.options().name
     try:
         with ProgressDisplay(console, pending, name, config.name, spark_log) as progress:
-            query = _start(spark, config, sink, outcomes)
+            if sink is None:
+                query: Query = topic_output.start(spark, outcomes, config)
+            else:
+                given: dict[str, Any] = {"checkpoint": config.checkpoint, "query_name": config.name}
+                query = sink.write_stream(outcomes, trigger=config.trigger.model_dump(exclude_none=True), **given)
             if reporters:
                 every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
@@ -84,13 +90,6 @@ def run(
     for text in warnings_of(progress.totals):
         say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
     return summary
-
-
-def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, outcomes: DataFrame) -> Query:
-    if sink is None:
-        return topic_output.start(spark, outcomes, config)
-    trigger = config.trigger.model_dump(exclude_none=True)
-    return sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
 
 
 def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
@@ -139,13 +138,13 @@ def _summarise(
         console.print("No batch was committed: there is no table yet.")
         return None
     else:
-        table = sink.read(spark)
-        summary = summarise(table, tally, file_sizes(table), config.options().prefix)
+        file_bytes = opened(with_format(spark, sink.options)).file_sizes(spark)
+        summary = summarise(sink.read(spark), tally, file_bytes, config.options().prefix)
         print_summary(console, summary, str(sink), totals)
     if config.dead_letters is not None:
-        say(
-            console, f"Dead letters: {dead_letters.count(spark, config):,} in {without_login(config.dead_letters.path)}"
-        )
+        place = config.dead_letters.made()
+        letters = opened(with_format(spark, place)).read(spark).count()
+        say(console, f"Dead letters: {letters:,} in {without_login(place.path or str(place.table))}")
     return summary
 
 

@@ -59,6 +59,7 @@ SHORT_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 JAVA_OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts spark.driver.extraJavaOptions behind them: the last word
 IDLE_WORKER_US = 60_000_000  # Spark ends a Python worker that had no work for a minute
 QUIET = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+BOTH_EXTENSIONS = {"spark.sql.extensions": f"{EXTENSION},{ICEBERG}"}
 # They print every error of Spark's analysis as five thousand characters of JSON; the commands print it in a line
 TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 # Settings of spark-submit about the process that it started, of no use to another one
@@ -83,8 +84,8 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, s
     checkout = str(ROOT) if (ROOT / "pyproject.toml").exists() else ""
     pythonpath = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH", ""))))
     ours = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
-    if _writes_iceberg(config):
-        ours["spark.sql.extensions"] = f"{EXTENSION},{ICEBERG}"
+    if _needs_iceberg(config):
+        ours |= BOTH_EXTENSIONS
     settings = {**ours, **(submitted or {}), **config.spark}
     # Micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work.
     is_busy = parse_duration(config.trigger.processingTime or "0 s", "trigger.processingTime") < IDLE_WORKER_US
@@ -102,7 +103,13 @@ def build_session(config: JobConfig, jvm_log: Path | None = None, short: bool = 
         return _session_with(settings_of(config, submitted))
     settings = settings_of(config, submitted, short)
     if submitted is not None:
-        _leave_submitted_jvm(settings["spark.master"])
+        if not settings["spark.master"].startswith("local"):
+            raise ConfigError(
+                f"Delta's jars are not on the classpath of the Spark at {settings['spark.master']!r}: "
+                f"spark-submit --packages {delta_package(pyspark.__version__)} jobs/await_completion.py ..."
+            )
+        for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
+            os.environ.pop(name, None)
     with _stderr_into(jvm_log):
         return _session_with(settings, packages=_packages(config))
 
@@ -119,8 +126,12 @@ def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, de
         **QUIET,
         **(DELTA_SETTINGS if delta else {}),
     }
+    packages: list[str] | None = [] if delta else None
+    if delta and _has_iceberg_catalog(settings):
+        defaults |= BOTH_EXTENSIONS
+        packages = _iceberg_packages(settings.get(PACKAGES, ""))
     with _stderr_into(jvm_log):
-        return _session_with({**defaults, **settings}, packages=[] if delta else None)
+        return _session_with({**defaults, **settings}, packages=packages)
 
 
 def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:
@@ -148,8 +159,25 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         raise
 
 
-def _writes_iceberg(config: JobConfig) -> bool:
-    return config.output.topic is None and config.output.made().format == "iceberg"
+def _has_iceberg_catalog(settings: Mapping[str, Any]) -> bool:
+    return any(str(value).startswith("org.apache.iceberg.") for value in settings.values())
+
+
+def _needs_iceberg(config: JobConfig) -> bool:
+    formats = [getattr(place, "format", None) for place in (config.output, config.dead_letters)]
+    return "iceberg" in formats or _has_iceberg_catalog(config.spark)
+
+
+def _iceberg_packages(named: str) -> list[str]:
+    """Return Iceberg's package, if it is not ``named``. ConfigError if there is none for this Spark."""
+    if "iceberg-spark-runtime" in named:
+        return []
+    if package := iceberg_package(pyspark.__version__):
+        return [package]
+    raise ConfigError(
+        f"Iceberg has no runtime for Spark {pyspark.__version__} yet. Nothing was started. Take a Spark that it has "
+        f"one for (pip install 'pyspark=={[*RUNTIMES][-1]}.*'), or name a runtime (packages of a job, or {PACKAGES})"
+    )
 
 
 def _packages(config: JobConfig) -> list[str]:
@@ -158,15 +186,9 @@ def _packages(config: JobConfig) -> list[str]:
         KAFKA_PACKAGE: bool(read) or config.output.topic is not None,
         AVRO_PACKAGE: any(source.avro is not None for source in read),
     }
-    iceberg = iceberg_package(pyspark.__version__) if _writes_iceberg(config) else None
     named = ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
     ours = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
-    ours += [iceberg] if iceberg else []
-    if _writes_iceberg(config) and iceberg is None and "iceberg-spark-runtime" not in named:
-        raise ConfigError(
-            f"Iceberg has no runtime for Spark {pyspark.__version__} yet. Nothing was started. Take a Spark that it "
-            f"has one for (pip install 'pyspark=={[*RUNTIMES][-1]}.*'), or name a runtime in the job's packages"
-        )
+    ours += _iceberg_packages(named) if _needs_iceberg(config) else []
     return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
 
 
@@ -182,16 +204,6 @@ def _submitted_settings() -> dict[str, str] | None:
         settings[EXTENSION] = "loadable"
     gateway.close()
     return settings
-
-
-def _leave_submitted_jvm(master: str) -> None:
-    if not master.startswith("local"):
-        raise ConfigError(
-            f"Delta's jars are not on the classpath of the Spark at {master!r}: "
-            f"spark-submit --packages {delta_package(pyspark.__version__)} jobs/await_completion.py ..."
-        )
-    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
-        os.environ.pop(name, None)
 
 
 @contextmanager

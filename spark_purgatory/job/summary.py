@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -49,17 +48,6 @@ class Summary:
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
 
 
-def file_sizes(table: DataFrame) -> list[int]:
-    """Return the bytes of each of the table's files, ascending; none if its format does not tell, as Iceberg."""
-    try:
-        files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
-    except AnalysisException as error:
-        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            raise
-        return []
-    return sorted(row["file_size"] for row in files)
-
-
 def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
     """Count the table's outcomes; ``prefix`` is the prefix of their columns."""
     waits = F.percentile_approx(f"{prefix}wait_ms", [*WAIT_PERCENTILES, 0.0, 1.0], 10_000)
@@ -83,8 +71,7 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
     console.print(table)
     if orphans := summary.by_status.get("ORPHAN"):
         say(console, f"Also {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
-    if summary.file_bytes or not summary.outcomes:
-        say(console, _files_line(summary.file_bytes))
+    say(console, _files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
     say(console, f"{_sober(verdict(summary), totals)}: {sums_of(tally, where)}")

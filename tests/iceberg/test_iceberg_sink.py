@@ -279,6 +279,23 @@ def test_a_path_and_a_table_of_another_format_are_refused(spark: SparkSession, t
         stream.add(1).run(stream.rows())
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("files.outcomes", r"has no schema, but files is a catalog: name it files\.SCHEMA\.outcomes"),
+        ("db.outcomes", r"has no schema, but db is a catalog"),
+        ("outcomes", r"spark_catalog is Spark's own in this session, which makes no Iceberg tables"),
+        ("lake.t.outcomes", r"is not the name of a table.*Name a catalog of this session"),
+    ],
+)
+def test_names_that_no_catalog_of_icebergs_takes_are_refused_before_the_start(
+    spark: SparkSession, tmp_path: Path, table: str, said: str
+) -> None:
+    stream = Stream(spark, tmp_path, RecordAccumulator(table=table, format="iceberg"))
+    with pytest.raises(ConfigError, match=said):
+        stream.add(1).run(stream.rows())
+
+
 def test_the_code_of_the_page_runs(spark: SparkSession, tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "iceberg.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0].replace("lake.sales.outcomes", "db.t.outcomes")

@@ -184,7 +184,12 @@ def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path:
             {"dead_letters": {"path": "c_dead_letters"}, "checkpoint": "c/"},
             "both 'c_dead_letters': each needs a folder",
         ),
-        ({"dead_letters": {}}, "dead_letters.path is required"),
+        ({"dead_letters": {}}, "dead_letters: give exactly one of path and table"),
+        ({"dead_letters": {"path": "d", "format": "iceberg"}}, "dead_letters: format='iceberg' needs a name"),
+        (
+            {"dead_letters": {"table": "`c`.d.T"}, "output": {"table": "c.d.t"}},
+            "output.table and dead_letters.table are both 'c.d.t': each needs a table of its own",
+        ),
     ],
 )
 def test_folders_that_are_the_same_are_refused_by_name(tmp_path: Path, sections: dict[str, Any], said: str) -> None:

@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.demo.runner import demo_config
 from spark_purgatory.errors import ConfigError, ForeignWriterError, PurgatoryError, StorageError, TableLostError
-from spark_purgatory.job.session import build_session
+from spark_purgatory.job.job_config import DeadLetters
+from spark_purgatory.job.session import build_session, reading_session, settings_of
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Found
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
@@ -26,7 +27,7 @@ from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableState
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, SAYS, IcebergTarget
 from tests.support import iceberg_world
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, Snapshot, UnknownSnapshotError, WorldIceberg
 from tests.support.sink_world import AGAIN, BESIDE, WORLDS, Crash, crashed, last_of, run
@@ -166,7 +167,7 @@ def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothi
                 cells[goes_on_as_it_should(deepcopy(world), saying, f"{where}, neighbours {neighbours}")] += 1
     assert points == {*failpoints.FAILPOINTS, "in stage", IN_COMMIT}
     print(f"{cells.total():,} cells: {dict(cells)}")
-    assert cells.total() == (25_200 if every else CELLS)
+    assert cells.total() == (30_912 if every else CELLS)
     assert {"", "StorageError", "ForeignWriterError", "TableLostError"} == {*cells}
 
 
@@ -409,6 +410,23 @@ def test_a_job_on_a_spark_without_a_runtime_is_told_so(monkeypatch: pytest.Monke
     monkeypatch.setattr("pyspark.__version__", "4.9.0")
     with pytest.raises(ConfigError, match=r"no runtime for Spark 4\.9\.0 yet.*pip install 'pyspark==4"):
         build_session(demo_config(tmp_path, "iceberg"))
+
+
+def test_a_catalog_of_iceberg_in_a_session_brings_its_package_and_extension(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where only a job's existing table, or what a command reads, is an Iceberg table."""
+    catalog = {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}
+    config = demo_config(tmp_path)
+    assert EXTENSION not in settings_of(config)["spark.sql.extensions"]
+    with_catalog = config.model_copy(update={"spark": {**config.spark, **catalog}})
+    letters = config.model_copy(update={"dead_letters": DeadLetters(table="lake.t.letters", format="iceberg")})
+    for each in (with_catalog, letters):
+        assert settings_of(each)["spark.sql.extensions"].endswith(f",{EXTENSION}")
+    monkeypatch.setattr("pyspark.__version__", "4.9.0")
+    for start in (lambda: build_session(with_catalog), lambda: reading_session(catalog, delta=True)):
+        with pytest.raises(ConfigError, match=r"no runtime for Spark 4\.9\.0 yet"):
+            start()
 
 
 # --- the history over ancestors ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
-from spark_purgatory.spark.sink.table.history import NO_VERSION, History
+from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_names
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
@@ -72,7 +72,7 @@ def _looked_at(
     is_named = not claimed or table_claim.is_one_table(claimed, ours)
     app_id = table_claim.app_id_of(spark, checkpoint)
     for _ in range(TRIES):
-        before = _history_of(spark, target)
+        before = target.state(spark, None).history
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
         found, known = None, committed
@@ -84,7 +84,7 @@ def _looked_at(
             # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
             found = error
         version = before.version
-        if version == _history_of(spark, target).version:
+        if version == target.state(spark, None).history.version:
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
@@ -99,11 +99,6 @@ def _looked_at(
                 _check_newest(spark, target, ledger, app_id, before.drains(app_id))
             return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
-
-
-def _history_of(spark: SparkSession, target: Target) -> History:
-    """Return the table's latest versions, none if it does not exist."""
-    return target.history(spark) if target.facts(spark) is not None else target.no_history
 
 
 def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, drains: Collection[int]) -> None:

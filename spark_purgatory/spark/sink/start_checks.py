@@ -124,7 +124,7 @@ def _facts(spark: SparkSession, target: Target) -> TableFacts | None:
     except SPARK_FAULTS as error:
         raise StorageError(
             f"table {target} cannot be read: {sentence_of(error)}. Nothing was started. Give the session what its "
-            "storage or catalog needs (jars, credentials), or another place"
+            "storage or catalog needs (jars, credentials, settings spark.sql.catalog.*), or another place"
         ) from error
 
 

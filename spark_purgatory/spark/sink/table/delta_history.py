@@ -55,10 +55,6 @@ class DeltaHistory(history.History):
         """Versions are counted, so the last one decides."""
         return self.version < version
 
-    def up_to(self, version: int) -> DeltaHistory:
-        """Leave out later versions."""
-        return DeltaHistory(tuple(entry for entry in self.entries if entry.version <= version))
-
     def lineage(self, version: int) -> dict[int, TableVersion | None]:
         """Return the versions that a version is based on, the newest first, without those that a RESTORE undid.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, Self
 
 NO_VERSION = -1  # The version before a table's first one.
 FIRST_LOOK = 10  # Versions that are read first: all since the last drain, unless others write much.
@@ -79,9 +79,10 @@ class History(ABC):
     def undone(self, version: int) -> str | None:
         """Return what removed this version from the table; None if it is part of it, or that is not known."""
 
-    @abstractmethod
-    def up_to(self, version: int) -> History:
+    def up_to(self, version: int) -> Self:
         """Return the history as it was at a version."""
+        at = next((at for at, entry in enumerate(self.entries) if entry.version == version), len(self.entries))
+        return replace(self, entries=self.entries[at:])
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
         """Return the drains of an app id, by number."""

@@ -14,7 +14,7 @@ So a history is whole since a version if that is an ancestor, or if the first sn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion, Words
@@ -70,11 +70,6 @@ class SnapshotHistory(History):
         if not self._reaches_first or any(entry.version == version for entry in self.entries):
             return None
         return f"rolled back to snapshot {self.version}, or replaced"
-
-    def up_to(self, version: int) -> SnapshotHistory:
-        """Return a snapshot and its ancestors."""
-        at = next((at for at, entry in enumerate(self.entries) if entry.version == version), len(self.entries))
-        return replace(self, entries=self.entries[at:])
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
         """Include the drain that is proven."""

@@ -30,7 +30,7 @@ from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, DrainCommit, TableFacts, TableState
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, PICKED, SnapshotHistory, branch_of, drain_id
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_names
-from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
+from spark_purgatory.spark.sink.table.table_place import SESSION_CATALOG, name_parts, sql_name
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
 from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -49,8 +49,7 @@ _THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitExcept
 def iceberg_package(spark_version: str) -> str | None:
     """Return the package with Iceberg's jars for a release of Spark; None if there is none."""
     minor = ".".join(spark_version.split(".")[:2])
-    release = RUNTIMES.get(minor)
-    return release and f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{release}"
+    return f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{RUNTIMES[minor]}" if minor in RUNTIMES else None
 
 
 class IcebergTarget(Target):
@@ -65,11 +64,6 @@ class IcebergTarget(Target):
         self.file_bytes = options.bytes_of("batch_size")
         self._written_by_us = self._picked = ""  # The uuids of the intents that were written and picked last.
 
-    @property
-    def sql_place(self) -> str:
-        """Its name."""
-        return str(self.table)
-
     def check_session(self, spark: SparkSession) -> None:
         """The extension proves that the jars are there: a session that names it does not start without them."""
         if EXTENSION in (spark.conf.get("spark.sql.extensions", None) or ""):
@@ -81,10 +75,6 @@ class IcebergTarget(Target):
             f"Nothing was started. Start the session, or the server of Spark Connect, with this setting, those of your "
             f"catalog, and {has}. They cannot be set in a running session"
         )
-
-    def exists(self, spark: SparkSession) -> bool:
-        """By name."""
-        return self.is_known(spark)
 
     def described(self, spark: SparkSession) -> TableFacts | None:
         """Read DESCRIBE. ``partition_by`` lacks columns with a transform: the sink groups rows by the others."""
@@ -101,9 +91,8 @@ class IcebergTarget(Target):
             if heading in names:
                 below = rows[names.index(heading) + 1 :]
                 parts = [row[at] for row in below[: [name for name, _ in below].index("")] if row[0] != "# col_name"]
-        columns = {name for name, _ in rows[: names.index("")]}
         properties = {row[0]: row[1] for row in spark.sql(f"SHOW TBLPROPERTIES {self.table}").collect()}
-        partition_by = tuple(part.strip("`") for part in parts if part.strip("`") in columns)
+        partition_by = tuple(part.strip("`") for part in parts if part.strip("`") in names[: names.index("")])
         return TableFacts("", detail.get("Location") or "", partition_by, properties=properties)
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
@@ -161,17 +150,18 @@ class IcebergTarget(Target):
 
     def _has_files(self, spark: SparkSession, snapshot: int) -> bool:
         added = f"SELECT data_file.file_path AS path FROM {self.table}.entries VERSION AS OF {snapshot}"
-        found = spark.sql(
-            f"SELECT 1 FROM {self.table}.files AS now JOIN ({added} WHERE snapshot_id = {snapshot}) AS then "
-            "ON now.file_path = then.path LIMIT 1"
-        )
-        return bool(found.collect())
+        there = f"SELECT 1 FROM {self.table}.files AS now JOIN ({added} WHERE snapshot_id = {snapshot}) AS then"
+        return bool(spark.sql(f"{there} ON now.file_path = then.path LIMIT 1").collect())
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """By name."""
         self.refresh(spark)
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
         return reader.table(str(self.table))
+
+    def file_sizes(self, spark: SparkSession) -> list[int]:
+        """Read them from its metadata."""
+        return sorted(row[0] for row in spark.sql(f"SELECT file_size_in_bytes FROM {self.table}.data_files").collect())
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
         """Write to the branch, unless this intent was written there before."""
@@ -218,10 +208,9 @@ class IcebergTarget(Target):
         """Publish the written snapshot; if another attempt has published it, it is read back."""
         catalog, *name = name_parts(str(self.table))
         table = sql_text(sql_name(catalog, *name))  # Its schema alone could be the name of another catalog.
+        call = f"CALL {sql_name(catalog)}.system.cherrypick_snapshot(table => {table}, snapshot_id => {written})"
         try:
-            spark.sql(
-                f"CALL {sql_name(catalog)}.system.cherrypick_snapshot(table => {table}, snapshot_id => {written})"
-            ).collect()
+            spark.sql(call).collect()
         except SPARK_FAULTS as error:
             if not _THERE.search(str(error)):
                 raise
@@ -278,7 +267,13 @@ class IcebergTarget(Target):
         return unfit(rows, partition_by, is_mapped=True, format=self.format)
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
-        """Its catalog chooses the place."""
+        """Spark's own catalog, and Delta's, would refuse it only in the first drain, and again in each retry."""
+        used = spark.conf.get(f"spark.sql.catalog.{SESSION_CATALOG}", None) or "Spark's own"
+        if name_parts(str(self.table))[0] == SESSION_CATALOG and "iceberg" not in used:
+            raise ConfigError(
+                f"table={self.table!r}: {SESSION_CATALOG} is {used} in this session, which makes no Iceberg tables. "
+                "Nothing was started. Name a table in a catalog of Iceberg's, as catalog.schema.table"
+            )
 
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None

@@ -44,13 +44,13 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     if the checkpoint belongs to another table, StagingError if it belongs to another sink.
     """
     try:
-        _write(spark, checkpoint, ours, "ignore")
+        write_line(spark, claim_path(checkpoint), json.dumps(ours), "ignore")
         wanted = beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
         files = spark.read.option("recursiveFileLookup", "true").text(wanted).inputFiles()
         has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)
         if claimed != ours and not has_begun:
-            _write(spark, checkpoint, ours, "overwrite")
+            write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
     except SPARK_FAULTS as error:
         raise StorageError(
             f"checkpoint={checkpoint!r} cannot be written: {sentence_of(error)}. Nothing was started. Give a folder "
@@ -66,7 +66,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
             )
         LOG.warning("table %s is called %s now: the query goes on with it", _said(claimed), _said(ours))
         claimed = ours
-        _write(spark, checkpoint, ours, "overwrite")
+        write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
     if not claimed and has_log and not has_filled():
         raise StagingError(
             f"{claim_path(checkpoint)} should name the table of the checkpoint but is empty, as a power loss leaves it."
@@ -81,7 +81,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
             f"{START_OVER}"
         )
     if not claimed:
-        _write(spark, checkpoint, ours, "overwrite")
+        write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
         return ours, True
     kind = "path" if "path" in ours else "table"
     if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
@@ -131,10 +131,6 @@ def is_one_table(claimed: Claimed, ours: Claimed) -> bool:
     if "path" in ours:
         return Place.of(claimed["path"]).same_as(Place.of(ours["path"]))
     return claimed["table"].lower() == ours["table"].lower()
-
-
-def _write(spark: SparkSession, checkpoint: str, claimed: Claimed, mode: str) -> None:
-    write_line(spark, claim_path(checkpoint), json.dumps(claimed), mode)
 
 
 def _said(claimed: Claimed) -> str:

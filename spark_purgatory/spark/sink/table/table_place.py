@@ -27,8 +27,10 @@ def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
     if options.path:
         return replace(options, path=absolute(spark, options.path))
     parts = name_parts(str(options.table))
-    catalog = parts[0] if len(parts) == 2 else ""
-    if len(parts) < 3 and not (catalog == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{catalog}", None)):
+    if len(parts) == 2 and (parts[0] == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{parts[0]}", None)):
+        name = sql_name(parts[0], "SCHEMA", parts[1])
+        raise ConfigError(f"table={options.table!r} has no schema, but {parts[0]} is a catalog: name it {name}")
+    if len(parts) < 3:
         namespace = name_parts(spark.catalog.currentDatabase()) if len(parts) == 1 else []
         parts = [spark.catalog.currentCatalog(), *namespace, *parts]
     return replace(options, table=sql_name(*parts))

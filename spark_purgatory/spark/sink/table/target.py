@@ -56,17 +56,17 @@ class Target(ABC):
         return without_login(str(self.table or self.path))
 
     @property
-    @abstractmethod
     def sql_place(self) -> str:
         """The table in Spark's statements."""
+        return str(self.table)
 
     @abstractmethod
     def check_session(self, spark: SparkSession) -> None:
         """Raise ConfigError if the session lacks what the format needs."""
 
-    @abstractmethod
     def exists(self, spark: SparkSession) -> bool:
         """Return True if the table exists."""
+        return self.is_known(spark)
 
     @abstractmethod
     def described(self, spark: SparkSession) -> TableFacts | None:
@@ -79,6 +79,11 @@ class Target(ABC):
     @abstractmethod
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """Return the table now, or at a version."""
+
+    def file_sizes(self, spark: SparkSession) -> list[int]:
+        """Return the bytes of each of the table's files, ascending."""
+        files = self.read(spark).select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+        return sorted(row["file_size"] for row in files)
 
     @abstractmethod
     def columns_now(
@@ -107,8 +112,7 @@ class Target(ABC):
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
         """Return the reasons why the table, or a new one, cannot hold such rows."""
 
-    @abstractmethod
-    def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
+    def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:  # noqa: B027
         """Raise ConfigError, StorageError or TableForgetsError if a table cannot be created.
 
         ``place``: its folder, if that is known. ``was_begun``: the first drain was begun, and may have been killed
