@@ -97,11 +97,6 @@ def test_kills_at_random_moments_lose_and_double_nothing_and_no_reader_sees_a_wr
     for host in HOSTS:
         (folder / host).mkdir(parents=True)
     driver = JobProcess(folder, folder, (sys.executable, "-m", "tests.support.killed_child"))
-    for way in ("--end", "--archive"):
-        land(folder, range(files, files + 1))
-        files += 1
-        driver.start(",".join(HOSTS), way)
-        assert driver.exit_code() == 0, driver.said()
     readers = [Reader(folder / host / "table") for host in HOSTS]
     for reader in readers:
         reader.start()

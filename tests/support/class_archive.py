@@ -16,22 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory.demo.runner import QUICK_JAVA
 from tests.support.crash_child import builder_with
 
-EXIT_SECONDS = 300
+EXIT_SECONDS = 120
 
 
 def _write(batch: DataFrame, batch_id: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
-
-
-def end_jvm(spark: SparkSession) -> None:
-    """Stop the session, and wait until its JVM has written its classes."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    spark.stop()
-    # The JVM ends when nobody talks to it any more.
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(EXIT_SECONDS)
 
 
 def main(archive: Path) -> None:
@@ -46,7 +35,13 @@ def main(archive: Path) -> None:
         rows = spark.readStream.format("delta").load(f"{name}/table")
         writer = rows.writeStream.foreachBatch(_write).option("checkpointLocation", f"{name}/checkpoint")
         writer.trigger(availableNow=True).start().awaitTermination()
-        end_jvm(spark)
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        spark.stop()
+        # The JVM ends when nobody talks to it any more.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(EXIT_SECONDS)
     unfinished.replace(archive)
 
 

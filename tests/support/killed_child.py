@@ -1,8 +1,7 @@
 """The driver that is killed: ``python -m tests.support.killed_child FOLDER HOST[,HOST] [--end]``.
 
 It has a query for each host, whose table, checkpoint and file ``started`` are in a folder of the host's name; the
-sources are beside these. With ``--end`` it reads what is there, and ends; with ``--archive`` it also leaves the JVM's
-classes in an archive, with which later drivers start.
+sources are beside these. With ``--end`` it reads what is there, and ends.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from spark_purgatory import (
     criteria,
 )
 from spark_purgatory.demo.runner import QUICK_JAVA
-from spark_purgatory.job.session import SHORT_JAVA
 from spark_purgatory.spark.host.exchange import unix_sockets
-from tests.support.class_archive import end_jvm
 from tests.support.crash_child import builder_with
 from tests.support.places_world import TIMEOUT_S
 from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
@@ -34,26 +31,16 @@ DELAY = "12 minutes"
 TIMES = {"orders": "ordered_at", "payments": "paid_at"}
 
 
-def session(folder: Path, archives: bool = False) -> SparkSession:
-    """A session in a process of its own; one before it in this folder has noted its jars, and perhaps their classes.
-
-    A driver that is killed after some seconds spends them on loading classes: Delta's are not in the archive of all
-    tests.
-    """
+def session(folder: Path) -> SparkSession:
+    """A session in a process of its own; an earlier one in this folder has noted its jars."""
     remember_java_classes()
-    builder, java = builder_with(SparkSession.builder.master("local[2]"), folder), f"{QUICK_JAVA}{YOUNG}"
-    noted, archive = folder / "jars.txt", folder / "classes.jsa"
-    if archives or archive.exists():
-        jars = noted.read_text(encoding="utf-8").replace("file://", "").split(",")
-        builder = builder.config("spark.driver.extraClassPath", ":".join(jars))
-        option = "ArchiveClassesAtExit" if archives else "SharedArchiveFile"
-        java = f"{SHORT_JAVA} -XX:+UseSerialGC{YOUNG} -XX:{option}={archive} -Xlog:disable"
-    settings = {**OF_TESTS, **unix_sockets(tempfile.gettempdir()), "spark.driver.extraJavaOptions": java}
-    for name, value in settings.items():
+    builder = builder_with(SparkSession.builder.master("local[2]"), folder)
+    java = {"spark.driver.extraJavaOptions": f"{QUICK_JAVA}{YOUNG}"}
+    for name, value in {**OF_TESTS, **unix_sockets(tempfile.gettempdir()), **java}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     forget_defaults_of_map_reduce(spark)
-    noted.write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
+    (folder / "jars.txt").write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
     return spark
 
 
@@ -81,7 +68,7 @@ def outcomes(spark: SparkSession, folder: Path, host: Any, files: int = 1) -> Da
 def main() -> None:
     """Run until killed, or to the end."""
     folder, hosts, *rest = sys.argv[1:]
-    spark = session(Path(folder), "--archive" in rest)
+    spark = session(Path(folder))
     trigger = {"availableNow": True} if rest else {"processingTime": "0 seconds"}
     queries = []
     for host in hosts.split(","):
@@ -92,8 +79,6 @@ def main() -> None:
         queries.append(sink.write_stream(rows, checkpoint=str(place / "checkpoint"), trigger=trigger))
     for query in queries:
         query.awaitTermination()
-    if "--archive" in rest:
-        end_jvm(spark)
 
 
 if __name__ == "__main__":
