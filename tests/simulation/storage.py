@@ -79,7 +79,7 @@ class Disk:
             if path in self.names:
                 self.durable[path] = self.names[path]
         for path in self.folders:
-            self.folders[path] |= path.rpartition("/")[0] == opened
+            self.folders[path] |= str(PurePosixPath(path).parent) == opened
 
     def remove(self, folder: str) -> None:
         for path in sorted(path for path in self.names if path == folder or path.startswith(f"{folder}/")):
@@ -90,7 +90,7 @@ class Disk:
     def copied(self) -> Disk:
         """A copy, no file of which anybody has synchronised."""
         names = {path: File(file.text) for path, file in self.names.items()}
-        return Disk(self.reach, names, folders=dict.fromkeys(self.folders, False))
+        return Disk(self.reach, names, folders=dict.fromkeys((*self.folders, "/checkpoint"), False))
 
     def lose_power(self, rng: random.Random) -> None:
         """Only what was synchronised is sure to be there."""

@@ -16,7 +16,7 @@ from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled
 from tests.simulation.planted import PLANTED, Patch, hunt, planted
 from tests.simulation.play import Played, play, quiet, why_wrong
 from tests.simulation.shrink import shrunk
-from tests.simulation.storage import DiskPath
+from tests.simulation.storage import Disk, DiskPath
 from tests.simulation.world import SINKS, Step, history, scenario
 from tests.support.now_and_then import EVERY_CASE
 
@@ -100,6 +100,11 @@ def new_folders_keep_their_names_to_themselves(patch: Patch) -> None:
     patch(DiskPath, "exists", lambda self: True)
 
 
+def the_folder_around_a_checkpoint_keeps_no_names(patch: Patch) -> None:
+    sync = Disk.sync
+    patch(Disk, "sync", lambda self, opened: None if opened == "/" else sync(self, opened))
+
+
 def a_reader_asks_for_no_later_drain(patch: Patch) -> None:
     patch(staged_view, "_check_newest", lambda *given: None)
 
@@ -132,6 +137,16 @@ FOUND = {
             Step("micro-batch", 3, {"files": 1, "power loss": "after tasks"}),
         ),
         nothing_is_synchronised_at_a_start,
+    ),
+    "the name of a checkpoint that a move had made": Found(
+        "nothing lingers",
+        (
+            Step("micro-batch", 1, {"files": 2}),
+            Step("move", 2, MOVED),
+            Step("micro-batch", 3, {"files": 1}),
+            Step("micro-batch", 4, {"files": 1, "power loss": "after commits"}),
+        ),
+        the_folder_around_a_checkpoint_keeps_no_names,
     ),
     "a reader of the checkpoint that was moved, once the new one has drained": Found(
         "nothing lingers",

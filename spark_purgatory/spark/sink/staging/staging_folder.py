@@ -44,8 +44,7 @@ from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, STRICT_FILES
 from spark_purgatory.spark.storage.storage_access import write_line, write_nothing
 from spark_purgatory.spark.storage.storage_errors import writing
 
-FORMAT = 1
-"""The format of an entry."""
+FORMAT = 1  # Of an entry.
 REMOVE_TRIES = 5
 Body = dict[str, Any]
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
@@ -56,8 +55,7 @@ class LogEntry(NamedTuple):
 
     name: str
     body: Body
-    path: str = ""
-    """Below the staging folder."""
+    path: str = ""  # Below the staging folder.
 
 
 class StagingFolder:
@@ -134,6 +132,8 @@ class StagingFolder:
             with writing("the log", self.uri):
                 for path in filter(Path.exists, (*files, self.local.parent, self.local, *(top for top, _ in walked))):
                     _synchronise(path)
+            with suppress(OSError):  # A process may not be allowed to read the folder that the checkpoint is in.
+                _synchronise(self.local.parent.parent)
 
     def remove(self, spark: SparkSession, path: str) -> None:
         """Remove everything at a path below the staging folder. StagingError where the storage fails."""
