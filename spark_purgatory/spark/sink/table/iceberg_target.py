@@ -180,12 +180,10 @@ class IcebergTarget(Target):
         """Pick the intent's snapshot into the table."""
         written = self.history(spark).written(intent_uuid)
         if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
-            self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
+            # What was said of the last attempt says nothing of this one.
+            spark.sql(f"ALTER TABLE {self.table} UNSET TBLPROPERTIES ('{SAYS}{intent_uuid}')")
         self._pick(spark, written)
         self._picked = intent_uuid
-
-    def _forget(self, spark: SparkSession, intent_uuid: str) -> None:
-        spark.sql(f"ALTER TABLE {self.table} UNSET TBLPROPERTIES ('{SAYS}{intent_uuid}')")
 
     def _create(self, rows: DataFrame) -> None:
         names = [F.col(back_ticked(name)) for name in self.partition_by]
@@ -195,6 +193,10 @@ class IcebergTarget(Target):
     def _write(self, rows: DataFrame, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
         if self._written is not None:
             rows = with_names(rows, self._written)
+            if rows.sparkSession.version.startswith("4.0"):  # It does not fill in columns that rows lack.
+                has = set(map(str.lower, rows.columns))
+                lacks = [field for field in self.read(rows.sparkSession).schema if field.name.lower() not in has]
+                rows = rows.withColumns({field.name: F.lit(None).cast(field.dataType) for field in lacks})
         options = {
             **{f"snapshot-property.{name}": value for name, value in mark.items()},
             # Each task has the rows of one file, or of table partitions that the sink cannot compute.
