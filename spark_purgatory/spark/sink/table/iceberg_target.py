@@ -196,7 +196,7 @@ class IcebergTarget(Target):
             if rows.sparkSession.version.startswith("4.0"):  # It does not fill in columns that rows lack.
                 has = set(map(str.lower, rows.columns))
                 lacks = [field for field in self.read(rows.sparkSession).schema if field.name.lower() not in has]
-                rows = rows.withColumns({field.name: F.lit(None).cast(field.dataType) for field in lacks})
+                rows = rows.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in lacks))
         options = {
             **{f"snapshot-property.{name}": value for name, value in mark.items()},
             # Each task has the rows of one file, or of table partitions that the sink cannot compute.
