@@ -42,15 +42,13 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.version import __version__
 
-FORMAT = 1
-"""The version of the tables' columns."""
+FORMAT = 1  # The version of the tables' columns.
 COUNTS = "counts"
 SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}
 """The number of each table in the exchange."""
 COPY_AGAIN = "copy table 'counts' from the export again, unchanged"
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
-ROW = "row"
-"""The column with the number of each row."""
+ROW = "row"  # The column with the number of each row.
 DEDUPLICATED_IN = 64
 """Groups of events by key, in which copies are found."""
 

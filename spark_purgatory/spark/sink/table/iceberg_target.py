@@ -180,10 +180,12 @@ class IcebergTarget(Target):
         """Pick the intent's snapshot into the table."""
         written = self.history(spark).written(intent_uuid)
         if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
-            # What was said of the last attempt says nothing of this one.
-            spark.sql(f"ALTER TABLE {self.table} UNSET TBLPROPERTIES ('{SAYS}{intent_uuid}')")
+            self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
         self._pick(spark, written)
         self._picked = intent_uuid
+
+    def _forget(self, spark: SparkSession, intent_uuid: str) -> None:
+        spark.sql(f"ALTER TABLE {self.table} UNSET TBLPROPERTIES ('{SAYS}{intent_uuid}')")
 
     def _create(self, rows: DataFrame) -> None:
         names = [F.col(back_ticked(name)) for name in self.partition_by]
