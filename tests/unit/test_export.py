@@ -23,7 +23,7 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.spark.move import survey
+from spark_purgatory.spark.move import survey, tables
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved, numbered
 
@@ -290,6 +290,16 @@ def test_the_watermark_of_a_checkpoint_is_that_of_the_shard_that_was_called_last
         blobs += shards.blobs
     told_of = [survey.ShardFacts(**each) for blob in blobs for each in survey._facts(None, ShardState(blob))]
     assert survey.Survey(cast("Any", None), told_of).watermark_ms == 9
+
+
+def test_equal_shards_are_told_apart() -> None:
+    """Two shards with the events alone counted as one shard that had them twice, and a move doubled them."""
+    spec, _, operations, events = STREAMS["final"]
+    shards = Shards(spec)
+    shards.step(operations, events, 0)
+    schema = pa.schema([("shard", pa.int64())])
+    batches = [batch for _ in "ab" for batch in tables._rows("events", schema, ShardState(shards.blobs[0]))]
+    assert len({number for batch in batches for number in batch["shard"].to_pylist()}) == 2
 
 
 def test_tables_are_written_as_the_golden_export_has_them() -> None:

@@ -6,10 +6,10 @@ They are written from the states of the checkpoint, and read back into the shard
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any, cast
 
 import numpy as np
@@ -44,8 +44,7 @@ from spark_purgatory.version import __version__
 
 FORMAT = 1  # The version of the tables' columns.
 COUNTS = "counts"
-SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}
-"""The number of each table in the exchange."""
+SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}  # The number of each table in the exchange.
 COPY_AGAIN = "copy table 'counts' from the export again, unchanged"
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 ROW = "row"  # The column with the number of each row.
@@ -225,7 +224,7 @@ def _without_copies(table: pa.Table) -> pa.Table:
 def _rows(name: str, schema: pa.Schema, state: ShardState) -> Iterator[pa.RecordBatch]:
     """Yield a shard's rows of one table, with its number if the schema has one."""
     blob = state.blob()
-    shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
+    shard = secrets.randbits(56)  # Shards without operations may have equal states.
     for table in _tables_of(name, *inspect(blob)):
         columns = {**plain(table), "shard": pa.repeat(shard, len(table))}
         yield pa.RecordBatch.from_arrays([_as(columns[field.name], field.type) for field in schema], schema=schema)
