@@ -46,6 +46,8 @@ def test_a_sound_checkpoint_has_no_fault() -> None:
     others = offsets('{"topic":{"0":5}}', '{"reservoirVersion":4,"index":-1}', "7")
     assert told({**SOUND, "offsets/3": others}) == [], "other sources"
     assert told({**SOUND, "sources/0/4": entry(4)}) == [], "found, and not planned yet"
+    shared = {**SOUND, "offsets/3": offsets('{"logOffset":3}', '{"logOffset":3}')}
+    assert told(shared) == [], "one DataFrame for both inputs has one log"
 
 
 @pytest.mark.parametrize("path", ["metadata", "offsets/3", "offsets/2", "commits/2", "sources/0/3", "sources/0/0"])

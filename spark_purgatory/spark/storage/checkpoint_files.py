@@ -169,6 +169,8 @@ def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Dam
     for number, line in enumerate(offsets):
         match = re.fullmatch(r'\{"logOffset":(\d+)\}', line.strip())
         entries = logs.get(f"sources/{number}", {})
+        if not entries and line in offsets[:number]:
+            continue  # Both inputs read one DataFrame: Spark keeps the log of its first use.
         first = next((one for one, name in entries.items() if name.endswith(".compact")), 0)
         lost = [one for one in range(first, int(match[1]) + 1) if one not in entries] if match else []
         if lost:
