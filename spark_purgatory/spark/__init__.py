@@ -6,8 +6,7 @@ import re
 
 from spark_purgatory.errors import ConfigError
 
-OLDEST_SPARK = 4
-"""Releases before 4.0 lack what the library calls."""
+OLDEST_SPARK = 4  # Releases before 4.0 lack what the library calls.
 
 
 def check_release(pyspark_version: str) -> None:

@@ -10,8 +10,7 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.spark.operator.field_types import reads_value
 
-C = TypeVar("C")
-"""A column of Spark or an Arrow array."""
+C = TypeVar("C")  # A column of Spark or an Arrow array.
 
 
 class EngineColumns(ABC, Generic[C]):

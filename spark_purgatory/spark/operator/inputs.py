@@ -26,8 +26,7 @@ from spark_purgatory.spark.operator.field_types import keys_of, needs_of
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.operator.value_types import need_columns, value_column
 
-UNTAKEN = "__spark_purgatory_"
-"""A prefix of names that no column of an input has."""
+UNTAKEN = "__spark_purgatory_"  # A prefix of names that no column of an input has.
 AMBIGUOUS = ("is the name of several columns", "rename or drop all but one of them")
 NO_VALUE = (
     "is not a value of a row",

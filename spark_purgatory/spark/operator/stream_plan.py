@@ -42,8 +42,7 @@ IN_FULL: Mapping[str, str] = {
 NODE = re.compile(r"([ :]*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)", re.DOTALL)
 """A node of a plan's tree: three characters for each level above it, ``~`` if it streams, its name, the rest."""
 WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
-OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#", re.DOTALL)
-"""A purgatory's counters, under its name."""
+OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#", re.DOTALL)  # A purgatory's counters, under its name.
 ALIAS = "spark_purgatory_"
 STATEFUL = {
     "Aggregate": "an aggregation (groupBy, or a window)",

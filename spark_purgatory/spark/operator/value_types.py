@@ -19,8 +19,7 @@ from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, scale_of
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
-SMALL_TYPES = (T.ByteType, T.ShortType, T.IntegerType)
-"""Types whose values and sums are exact as doubles."""
+SMALL_TYPES = (T.ByteType, T.ShortType, T.IntegerType)  # Types whose values and sums are exact as doubles.
 DOUBLE_TYPES = (T.FloatType, T.DoubleType)
 Typed = tuple[Column, T.DataType]
 
