@@ -75,11 +75,11 @@ class PurgatoryOptions(Options):
 
     def _repr_html_(self) -> str:
         """Return the rules as a table, the options that were set, and the defaults of the others."""
-        rules = re.sub("`(.+?)`", r"<code>\1</code>", escape("\n".join(_rules(self).values()))).split("\n")
+        rules = {name: re.sub("`(.+?)`", r"<code>\1</code>", escape(text)) for name, text in _rules(self).items()}
         rows = "".join(
             f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
             f"<td style='text-align:left'>{text}</td></tr>"
-            for name, text in zip(_rules(self), rules, strict=True)
+            for name, text in rules.items()
         )
         left = ", ".join(f"{name}={value!r}" for name, value in self.unset().items())
         return (
@@ -126,8 +126,8 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
     by_row = isinstance(criterion, ByRow)
     met = "as its own columns say" if by_row else COMPLETES[criterion.rule].format(need=criterion.need)
     back = "" if options.us_of("lookback") == 0 else f"{options.lookback} before "
-    once = f" {TWICE}" if options.may_count_twice else f" An event of one `{completions.event_id}` counts once."
-    once = "" if completions.event_id is None and not options.may_count_twice else once
+    by_id = "" if completions.event_id is None else f" An event of one `{completions.event_id}` counts once."
+    once = f" {TWICE}" if options.may_count_twice else by_id
     kinds = "" if completions.kind is None else f" By `{completions.kind}` it may also fail, cancel, force or extend."
     delays = f"{operations.watermark} (operations), {completions.watermark} (completions)"
     silent = [each.section[:-1] for each in (operations, completions) if each.idle_after is None]

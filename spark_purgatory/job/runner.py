@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -69,8 +68,10 @@ def run(
             if sink is None:
                 query: Query = topic_output.start(spark, outcomes, config)
             else:
-                given: dict[str, Any] = {"checkpoint": config.checkpoint, "query_name": config.name}
-                query = sink.write_stream(outcomes, trigger=config.trigger.model_dump(exclude_none=True), **given)
+                trigger = config.trigger.model_dump(exclude_none=True)
+                query = sink.write_stream(
+                    outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name
+                )
             if reporters:
                 every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)

@@ -39,8 +39,7 @@ STALE_SECONDS = 120.0
 for all shards of a query in turn, so the engine that was asked for longest ago is the one that is needed next."""
 FORGOTTEN_SECONDS = 1200.0
 """An engine without a request in this time is dropped: its query has ended, or another worker holds its shard."""
-ANSWER_SECONDS = 600.0
-"""A holder that takes longer counts as lost."""
+ANSWER_SECONDS = 600.0  # A holder that takes longer counts as lost.
 
 LOG = logging.getLogger(__name__)
 

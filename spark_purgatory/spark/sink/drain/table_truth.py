@@ -66,8 +66,8 @@ class TableTruth:
 
     def read_back(self, ledger: Ledger, intent: Intent, state: TableState) -> Found | NotThere:
         """Return the commit of an intent, if any. SkippedWriteError, ForeignWriterError, TableLostError."""
-        # A RESTORE may have come between the look before the drain and its commit.
-        _check_undone(ledger.names, intent.table_version, state.history)
+        if (before := intent.table_version) not in (None, NO_VERSION) and (undone := state.history.undone(before)):
+            raise _lost(ledger.names, intent.number, f"it was {undone} while a drain was written")
         if ledger.drain is DrainState.WRITTEN and ledger.before_version is not None:
             return _read_written(ledger.names, intent, ledger.before_version, state)
         commit = _found(ledger.names, state.history, intent)
@@ -75,22 +75,20 @@ class TableTruth:
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""
-        _check_undone(names, version, history)
-        if version not in (None, NO_VERSION) and not history.is_whole_since(version) and not self._said_cut:
+        if version in (None, NO_VERSION):
+            return
+        if (undone := history.undone(version)) is not None:
+            raise errors.TableLostError(
+                f"table {names.table} was {undone}, before {history.words.version} {version} with the last drain of "
+                "this query: rows that were delivered are gone. Nothing was written, and staged rows wait. "
+                f"{history.words.restore} {version} or later and start again, or {START_OVER}"
+            )
+        if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
                 f"the history of table {names.table} was cut after the last drain ({history.words.version} {version}): "
                 f"a RESTORE since then would not show. {history.words.keep}"
             )
-
-
-def _check_undone(names: Names, version: int | None, history: History) -> None:
-    if version is not None and version != NO_VERSION and (undone := history.undone(version)) is not None:
-        raise errors.TableLostError(
-            f"table {names.table} was {undone}, before {history.words.version} {version} with the last drain of this "
-            "query: rows that were delivered are gone. Staged rows wait. "
-            f"{history.words.restore} {version} or later and start again, or {START_OVER}"
-        )
 
 
 def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:

@@ -33,7 +33,7 @@ LEAN_SETTINGS: Mapping[str, str] = {  # Defaults that make small appends cheap, 
     # Minima and maxima of the first 32 columns are computed at every append; the first few serve nearly all.
     "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "4",
 }
-SMALL_TABLE = 20_000  # Files of a table whose log two tasks read as well as Delta's 50.
+SMALL_TABLE = 20_000  # The most files of a table whose log two tasks read: chosen, not measured.
 FORGETS = "delta.setTransactionRetentionDuration"
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"

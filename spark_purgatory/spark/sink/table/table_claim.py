@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -43,14 +44,15 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     A table with a new name is recognised by its id, or by the query's rows in it (``has_filled``). Raises ConfigError
     if the checkpoint belongs to another table, StagingError if it belongs to another sink.
     """
+    write = partial(write_line, spark, claim_path(checkpoint), json.dumps(ours))
     try:
-        write_line(spark, claim_path(checkpoint), json.dumps(ours), "ignore")
+        write("ignore")
         wanted = beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
         files = spark.read.option("recursiveFileLookup", "true").text(wanted).inputFiles()
         has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)
         if claimed != ours and not has_begun:
-            write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
+            write("overwrite")
     except SPARK_FAULTS as error:
         raise StorageError(
             f"checkpoint={checkpoint!r} cannot be written: {sentence_of(error)}. Nothing was started. Give a folder "
@@ -66,7 +68,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
             )
         LOG.warning("table %s is called %s now: the query goes on with it", _said(claimed), _said(ours))
         claimed = ours
-        write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
+        write("overwrite")
     if not claimed and has_log and not has_filled():
         raise StagingError(
             f"{claim_path(checkpoint)} should name the table of the checkpoint but is empty, as a power loss leaves it."
@@ -81,7 +83,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
             f"{START_OVER}"
         )
     if not claimed:
-        write_line(spark, claim_path(checkpoint), json.dumps(ours), "overwrite")
+        write("overwrite")
         return ours, True
     kind = "path" if "path" in ours else "table"
     if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
