@@ -361,18 +361,30 @@ def test_a_late_event_comes_too_late_for_what_has_expired(spec: EngineSpec) -> N
 
 @both
 @pytest.mark.parametrize("others", [0, 3000], ids=["the log as it came", "the log compacted"])
-@pytest.mark.parametrize("deadline", [11_000, 17_500, 90_000])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("deadline", "outcome"),
+    [
+        (11_000, "o EXPIRED 11000"),  # No event came in time.
+        (12_500, "o EXPIRED 12500"),  # The first one did, but only the largest value is kept.
+        (16_999, "o EXPIRED 16999"),
+        (17_000, "o COMPLETED 10000"),
+        (17_500, "o COMPLETED 10000"),
+        (90_000, "o COMPLETED 10000"),
+    ],
+)
 def test_a_late_operation_reads_the_same_level_however_much_of_the_log_was_compacted(
-    spec: EngineSpec, deadline: int, others: int
+    spec: EngineSpec, deadline: int, outcome: str, at_once: bool, others: int
 ) -> None:
     spec = replace(spec, criterion=criteria.level(2))
-    summits = [ev(time=12_000, value=2.0), ev(time=17_000, value=3.0)]
+    first, second = ev(time=12_000, value=2.0), ev(time=17_000, value=3.0)
     noise = [ev("z", 13_000 + i, value=0.0) for i in range(others)]
     play(
         spec,
-        (0, summits + noise, ""),
+        (0, [first, *noise, *([second] if at_once else [])], ""),
+        (0, [] if at_once else [second], ""),
         (20, [ev("z", 20_001, value=0.0)], ""),
-        (20, [op(created=10_000, deadline=deadline)], "o COMPLETED 10000"),
+        (20, [op(created=10_000, deadline=deadline)], outcome),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import ZERO, Numbers, comparable, is_double
+from spark_purgatory.core.arrays.numbers import ZERO, Numbers, comparable, is_double, joined
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
@@ -249,11 +249,11 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
     """Write into ``satisfied_us`` when the key of each level entry reached its level.
 
     A level that was reached before ``from_us`` counts as reached from the start, because the log may only have the last
-    maximum of such events.
+    maximum of such events. An operation that came after its deadline has only such ones, and that event may be later.
     """
-    level_entry = inputs.has(LEVELLED)[inputs.owner]
-    satisfied_us[level_entry] = MAX_TIME_US
-    for span in history:
+    satisfied_us[inputs.has(LEVELLED)[inputs.owner]] = MAX_TIME_US
+    after_deadline = (inputs.deadline_us < inputs.from_us)[inputs.owner]
+    for span in (each.where(~after_deadline[each.owner]) for each in history):
         running = span.segment.running_max
         needs, beyond = comparable(inputs.level_need[span.owner], running)
         at = bisect_within(running, span.group_start, span.high, needs, after=False)
@@ -262,6 +262,24 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
         time_us = span.segment.time_us[at[reached]]
         time_us = np.where(time_us < inputs.from_us[inputs.owner[owner]], MIN_TIME_US, time_us)
         np.minimum.at(satisfied_us, owner, time_us)
+    if after_deadline.any() and history:
+        owner, largest, time_us = _last_maxima([each.where(after_deadline[each.owner]) for each in history])
+        needs, beyond = comparable(inputs.level_need[owner], largest)
+        in_time = (largest >= needs) & (time_us <= inputs.deadline_us[inputs.owner[owner]])
+        satisfied_us[owner[in_time if beyond is None else in_time & ~beyond]] = MIN_TIME_US
+
+
+def _last_maxima(spans: list[Spans]) -> tuple[Int64s, Numbers, Int64s]:
+    """Return each owner of spans, the largest value in them, and the time of its first event."""
+    running, last = [span.segment.running_max for span in spans], [span.high - 1 for span in spans]
+    largest = joined([each[at] for each, at in zip(running, last, strict=True)])
+    of_each = zip(spans, running, last, strict=True)
+    first = [bisect_within(each, span.group_start, at, each[at], after=False) for span, each, at in of_each]
+    owner = np.concatenate([span.owner for span in spans])
+    time_us = np.concatenate([span.segment.time_us[at] for span, at in zip(spans, first, strict=True)])
+    order = np.lexsort((-time_us, largest, owner))
+    order = order[np.append(owner[order[1:]] != owner[order[:-1]], [True] * bool(len(order)))]
+    return owner[order], largest[order], time_us[order]
 
 
 @dataclass(frozen=True)
