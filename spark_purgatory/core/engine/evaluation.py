@@ -278,7 +278,9 @@ def _last_maxima(spans: list[Spans]) -> tuple[Int64s, Numbers, Int64s]:
     owner = np.concatenate([span.owner for span in spans])
     time_us = np.concatenate([span.segment.time_us[at] for span, at in zip(spans, first, strict=True)])
     order = np.lexsort((-time_us, largest, owner))
-    order = order[np.append(owner[order[1:]] != owner[order[:-1]], [True] * bool(len(order)))]
+    ends = np.ones(len(order), bool)
+    ends[:-1] = owner[order[1:]] != owner[order[:-1]]
+    order = order[ends]
     return owner[order], largest[order], time_us[order]
 
 
