@@ -183,7 +183,7 @@ def _fate(
     created, deadline = op["created"], op["deadline"]
     begins = created - lookback_us
     speaking = [event for event in on_its_keys if why_event_rejected(event, op["rule"], True) is None]
-    history = [event for event in speaking if event["time"] < begins and event["kind"] == "complete"]
+    history = _history(op, [event for event in speaking if event["kind"] == "complete"], begins)
     counted: list[Row] = []
     failed: set[str] = set()
 
@@ -309,6 +309,21 @@ def _sum(events: Sequence[Row]) -> Fraction | float:
 def _addend(event: Row) -> Fraction | float:
     """What an event adds to a sum; other rules than a sum may meet a NaN, and do not mind."""
     return Fraction(0) if is_no_number(event["value"]) else _exact(event["value"])
+
+
+def _history(op: Row, completions: Sequence[Row], begins: int) -> list[Row]:
+    """The events from before the time at which they begin to count, in the order of time; only a level reads them.
+
+    Of an operation that came so late that its deadline is among them, only each key's first event of the largest value
+    is still known, and counts if it is not after the deadline.
+    """
+    earlier = [event for event in completions if event["time"] < begins]
+    if begins <= op["deadline"]:
+        return earlier
+    numbers = [event for event in earlier if not is_no_number(event["value"])]
+    of_keys = ([event for event in numbers if event["key"] == key] for key in set(op["keys"]))
+    known = [max(events, key=lambda event: _exact(event["value"])) for events in of_keys if events]
+    return [event for event in known if event["time"] <= op["deadline"]]
 
 
 def _has_reached_its_level(op: Row, key: str, events: Sequence[Row], value_types: set[type]) -> bool:
