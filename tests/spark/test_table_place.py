@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
@@ -19,7 +19,16 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_files, start, wait_until
+from tests.support.sink_queries import (
+    HOUR,
+    OF_OTHERS,
+    accumulator,
+    forget_history,
+    staged_files,
+    staged_for,
+    start,
+    wait_until,
+)
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -224,14 +233,6 @@ def test_a_table_that_looks_like_another_one_is_told_so(stream: Stream) -> None:
 # --- renamed tables and columns --------------------------------------------------------------------------------------
 
 MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
-
-
-def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> None:
-    """Rows that wait, of a query that was stopped."""
-    before = len(staged_files(stream))
-    query = start(stream, sink, rows)
-    wait_until(lambda: len(staged_files(stream)) > before, query)
-    query.stop()
 
 
 @pytest.mark.long

@@ -55,6 +55,14 @@ def staged_files(stream: Stream) -> list[Path]:
     return [file for file in found if "_temporary" not in file.parts]
 
 
+def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> None:
+    """Rows that wait, of a query that was stopped."""
+    before = len(staged_files(stream))
+    query = start(stream, sink, rows)
+    wait_until(lambda: len(staged_files(stream)) > before, query)
+    query.stop()
+
+
 def forget_history(stream: Stream) -> None:
     """Have Delta clean the log up: all that is older than its retention, and before a checkpoint that is not."""
     table = stream.folder / "table"

@@ -46,6 +46,7 @@ def restored(version: int) -> Step:
 
 
 WRITE: Step = ("WRITE", {"mode": "Append"})
+CLONE: Step = ("CLONE", {"source": "file:/backup", "sourceVersion": "3", "isShallow": "true"})
 OVERWRITE: Step = ("WRITE", {"mode": "Overwrite", "canOverwriteSchema": "true"})
 
 
@@ -136,6 +137,7 @@ def test_a_column_that_another_ones_name_hides_is_told(steps: list[Step], there:
         (history(WRITE, WRITE, first=7), 5),
         (history(WRITE, ("RESTORE", {"version": None, "timestamp": "2026-01-01"})), 1),
         (history(WRITE, restored(-1), first=4), 4),
+        (history(WRITE, CLONE, WRITE), 1),  # The clone's source may have renamed them.
         (history(WRITE, ("RENAME COLUMN", {"queryId": "1"})), 1),
         (history(WRITE, ("DROP COLUMNS", {})), 1),
     ],
@@ -148,6 +150,8 @@ def test_what_the_history_does_not_say_is_not_guessed(found: History, version: i
 def test_a_history_that_begins_after_the_rows_is_whole() -> None:
     assert followed(StagedColumns(STAGED, 6), history(WRITE, renamed("city", "town"), first=7), STAGED)[1] == []
     assert followed(StagedColumns(STAGED, NO_VERSION), history(WRITE, first=0), STAGED)[1] == []
+    assert followed(StagedColumns(STAGED, NO_VERSION), history(CLONE, first=0), STAGED)[1] == []
+    assert followed(StagedColumns(STAGED, 2), history(CLONE, renamed("city", "town")), columns_of("n, town"))[1] == []
 
 
 def test_columns_are_written_and_read_and_go_on_in_a_later_drain() -> None:

@@ -46,8 +46,11 @@ def test_drains_are_those_of_the_app_id_and_a_compaction_with_its_mark_is_not_th
     assert {number: commit.version for number, commit in found.items()} == {0: 0, 1: 1}
 
 
-def test_queries_that_filled_a_table_are_told_the_latest_first_and_not_those_before_it_was_replaced() -> None:
-    replaced = TableVersion(1, "CREATE OR REPLACE TABLE AS SELECT", {}, None)
+@pytest.mark.parametrize("operation", ["CREATE OR REPLACE TABLE AS SELECT", "CLONE"])
+def test_queries_that_filled_a_table_are_told_the_latest_first_and_not_those_before_it_was_replaced(
+    operation: str,
+) -> None:
+    replaced = TableVersion(1, operation, {}, None)
     found = history(write(0, "gone", 0), replaced, write(2, OURS, 0), write(3, THEIRS, 0), write(4, OURS, 1), write(5))
     drains = [(app_id, [version.version for version in versions]) for app_id, versions in found.queries().items()]
     assert drains == [(OURS, [4, 2]), (THEIRS, [3])]
@@ -79,6 +82,9 @@ def test_a_metadata_file_of_another_query_id_is_known_by_the_checkpoints_own_dra
         ([write(3), restore(4, "2026-01-01"), write(5)], "restored to time 2026-01-01"),
         ([write(3), TableVersion(4, "CREATE OR REPLACE TABLE AS SELECT", {}, None), write(5)], "replaced in version 4"),
         ([write(3), TableVersion(4, "CREATE OR REPLACE TABLE", {}, None), restore(5, 3)], None),
+        ([write(3), TableVersion(4, "CLONE", {}, None), write(5)], "replaced in version 4"),
+        ([write(3), TableVersion(4, "CLONE", {}, None), restore(5, 3)], None),
+        ([TableVersion(2, "CLONE", {}, None), write(3)], None),
         ([restore(2, 0), write(3)], None),
     ],
 )

@@ -114,9 +114,7 @@ class AccumulatorQuery:
         return self._sender.target
 
     def measure(self) -> dict[str, float]:
-        """Return the sink's metrics, by the names of `spark_purgatory.metrics`. It is empty under Spark Connect, where
-        the sink runs in the server.
-        """
+        """Return the sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect."""
         return {} if is_remote() else self._sender.policy.measure(self._sender.ledger)
 
     @property

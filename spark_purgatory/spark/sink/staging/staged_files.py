@@ -207,11 +207,7 @@ def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: 
 
 
 def read_files(
-    spark: SparkSession,
-    folder: str,
-    schema: T.StructType,
-    files: Sequence[Sequence[Piece]],
-    partition_by: Sequence[str],
+    spark: SparkSession, folder: str, schema: T.StructType, files: Sequence[Sequence[Piece]], folders: Sequence[str]
 ) -> DataFrame:
     """Return the rows of new files: task n has the rows of ``files[n]``, in the order in which they were staged.
 
@@ -231,7 +227,7 @@ def read_files(
     place = labels.alias(label), staged_path, F.col("_metadata.row_index").alias(index)
     rows = _read(spark, folder, schema, pieces).select("*", *place)
     placed = rows.repartition(len(files), label) if len(files) > 1 else rows.repartition(1)
-    ordered = placed.sortWithinPartitions(*map(quoted, partition_by), path, index)
+    ordered = placed.sortWithinPartitions(*map(quoted, folders), path, index)
     return ordered.select(*map(quoted, schema.names))
 
 

@@ -212,11 +212,8 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         entry = json.loads(line)
         text = entry["body"]
         version = entry["format"]
-        if (
-            zlib.crc32(text.encode()) == entry["crc32"]
-            and isinstance(version, int)
-            and str(entry["entry"]) == entry["entry"]
-        ):
+        is_whole = zlib.crc32(text.encode()) == entry["crc32"] and str(entry["entry"]) == entry["entry"]
+        if is_whole and isinstance(version, int):
             if version > FORMAT:
                 raise StagingError(
                     f"{path} has format {version}, but this release of spark_purgatory reads formats up to {FORMAT}. "

@@ -25,7 +25,12 @@ COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "u
 
 
 def made_of(entry: TableVersion) -> int | None:
-    """Return the version that a version is based on: the one before, or that of a RESTORE; None if it names a time."""
+    """Return the version that a version is based on: the one before, or that of a RESTORE; None if that is not known.
+
+    A RESTORE may name a time, and a CLONE over the table has the columns of another one.
+    """
+    if entry.operation == "CLONE" and entry.version > 0:
+        return None
     if entry.operation != "RESTORE":
         return entry.version - 1
     to_version = (entry.parameters.get("version") or "").strip('"')
@@ -78,7 +83,7 @@ class DeltaHistory(history.History):
         for at, entry in self.lineage(self.version).items():
             if entry is None or at <= version:
                 return None
-            if "REPLACE TABLE" in entry.operation:
+            if entry.replaces:
                 return f"replaced in version {at}"
             if (before := made_of(entry)) is None:
                 return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"

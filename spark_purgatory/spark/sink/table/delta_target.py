@@ -136,9 +136,9 @@ class DeltaTarget(Target):
             raise SchemaMismatchError(
                 f"the history of table {self} does not show renames of columns since version {columns.version}, whose "
                 f"names the staged rows have ({listed((columns.there or columns.rows).names)}): it was cut, or "
-                "restored to a time. Nothing was written, and staged rows wait. If no column was renamed "
-                f"or dropped since then, say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
-                f"'{columns.version}'), and start again"
+                "restored to a time, or a CLONE replaced the table. Nothing was written, and staged rows wait. If no "
+                f"column was renamed or dropped since then, say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES "
+                f"('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
             ) from None
         if lost:
             raise SchemaMismatchError(

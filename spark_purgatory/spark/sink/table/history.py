@@ -41,6 +41,11 @@ class TableVersion:
     commit: DrainCommit | None  # None if the version is not a drain.
     at: str = ""  # Its time, in the session's time zone.
 
+    @property
+    def replaces(self) -> bool:
+        """True if it replaced all of the table but its id."""
+        return "REPLACE TABLE" in self.operation or self.operation == "CLONE"
+
 
 class Words(NamedTuple):
     """Words of a format, for errors."""
@@ -91,12 +96,12 @@ class History(ABC):
         return {commit.number: commit for commit in commits if commit.app_id == app_id}
 
     def queries(self) -> dict[str, list[TableVersion]]:
-        """Return the drains of each app id since the last REPLACE TABLE, the latest first."""
+        """Return the drains of each app id since the table was last replaced, the latest first."""
         found: dict[str, list[TableVersion]] = {}
         for entry in self.entries:
             if entry.commit is not None:
                 found.setdefault(entry.commit.app_id, []).append(entry)
-            if "REPLACE TABLE" in entry.operation:
+            if entry.replaces:
                 break
         return found
 

@@ -93,10 +93,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
 
 
 def claimed_by(spark: SparkSession, checkpoint: str) -> Claimed:
-    """Return the table that a checkpoint is claimed for, {"path" or "table": the table}, empty without a claim.
-
-    Raises StagingError if the claim is damaged.
-    """
+    """Return {"path" or "table": the table} of a checkpoint's claim, empty without one. StagingError if damaged."""
     try:
         claimed = _claimed(spark, checkpoint)
     except AnalysisException as error:
