@@ -192,8 +192,7 @@ class AccumulatorQuery:
             drain: Bring the staged rows to the table, too.
 
         Raises:
-            StorageError: The table cannot be written, or its history cannot be read. The rows stay staged; call it
-                again.
+            StorageError: The table cannot be written, or its history not be read. The rows stay staged; call it again.
             ForeignWriterError: With ``drain``, if another run of the query uses the checkpoint now.
         """
         for _ in range(PAUSE_POLLS):

@@ -153,11 +153,8 @@ class RecordAccumulator(SinkOptions):
     def flush(self) -> None:
         """Bring everything staged to the table, and return when it is there (Kafka: ``flush``).
 
-        While the query runs, its next micro-batch does it.
-
-        Raises:
-            ConfigError: No query was started, or the query runs under Spark Connect.
-            StorageError: The query ended before its rows were in the table.
+        While the query runs, its next micro-batch does it. Raises ConfigError if no query was started, and what
+        `AccumulatorQuery.flush` raises.
 
         Example::
 
@@ -168,10 +165,7 @@ class RecordAccumulator(SinkOptions):
     def close(self) -> None:
         """Stop the query and bring everything staged to the table (Kafka: ``close``).
 
-        Raises:
-            ConfigError: No query was started.
-            StorageError: The table cannot be written; the rows stay staged.
-            ForeignWriterError: Another run of the query uses the checkpoint now, and brings them.
+        Raises ConfigError if no query was started, and what `AccumulatorQuery.stop` raises.
 
         Example::
 

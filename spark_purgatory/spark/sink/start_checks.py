@@ -1,15 +1,7 @@
 """The checks of `write_stream` before each start of a query.
 
 A query reads its sources, changes its state and stages rows before its first drain, when an error may be too late to
-mend. So everything that can be checked earlier is:
-
-1. The session has the table's format.
-2. The checkpoint is outside the table's folder and belongs to this table (`table_claim`).
-3. A table of the format can hold the columns, and this one takes them.
-4. The table lets this sink write exactly once, or can be created.
-5. A purgatory in the query can continue from the checkpoint's state (`settings_to_start`).
-
-A missing table is not created, but its empty folder may be.
+mend. So everything that can be checked earlier is. A missing table is not created, but its empty folder may be.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""Turns the ledger into entries of the staging log and back. Every value is under its name, with a format version.
-
-| entry | body |
-| --- | --- |
-| ``schema=<batch>`` | ``batch_id``, ``schema``: the columns of all rows staged from this micro-batch |
-| ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``checksum`` |
-| ``empty=<first>-<run>-<0 or 1>`` | an `EmptyRun`: ``first``, ``last``, ``run`` |
-| ``intent=<N>`` | an `Intent`; its pieces are columns, a list for each field of `Piece` |
-| ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
-"""
+"""Turns the ledger into entries of the staging log and back (docs/formats.md). Every value is under its name."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # `staging_folder` explains them.
+EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # docs/formats.md explains them.
 
 
 def generation(epoch: int) -> int:

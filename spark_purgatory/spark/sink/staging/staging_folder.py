@@ -1,23 +1,7 @@
-"""The staging folder of a checkpoint: where things lie in it, its log of small durable entries, and their removal.
+"""The staging folder of a checkpoint: where things lie in it (docs/formats.md), its log of entries, and their removal.
 
-Layout, below ``<checkpoint>/staging``::
-
-    rows/generation=<g>/epoch=<e>/batch=<id>-<run>/part-*.parquet     staged rows, written by Spark
-    log/generation=<g>/epoch=<e>/<name>-<unique>                      entries of the log
-
-An *entry* is one line of JSON with a format version and a checksum. A unique suffix keeps a second try apart from
-what a crash left of the first, and makes two writers of one name visible. A *note* has no such suffix and replaces the
-note of its name.
-
-An *epoch* e is what is written after drain e - 1 was decided and before drain e was. `EPOCHS_A_GENERATION` epochs make
-a *generation*, and `GENERATIONS` generations are used in turn. Through DataFrames alone a folder cannot be removed,
-only overwritten with no rows, which leaves it empty. So a generation is emptied as a whole before it is used again,
-and the number of folders does not grow with the number of drains. A writer that was believed dead would have to wake up
-more than two generations of drains later to remove what is not its own.
-
-Two ways to write. Where the folder is on a file system that this process can open (`local_folder` proves that it is the
-same folder), an entry is a file that is written, synchronised and renamed, which takes about a millisecond. Everywhere
-else it is written by a Spark job of one row, which takes as long as a small job takes. Both are read alike.
+If this process can open the folder, it writes an entry as a file, which takes about a millisecond. Otherwise a Spark
+job of one row does it, which takes as long as a small job. Both are read alike.
 """
 
 from __future__ import annotations

@@ -2,12 +2,7 @@
 
 A drain's writer puts its mark into the version's ``userMetadata``; Delta's own record of transactions is not in the
 history. Versions are counted, and log clean-up cuts the oldest ones. But Delta skips a write whose ``txnVersion`` is
-not above the app id's last. So a drain that may have been committed is written again::
-
-    intent 7 was made at version 40; the query crashed; the history now begins at version 55, the table is at 60
-    7 is not in 55 .. 60, and the history is not whole since 40         so: write 7 again
-    the table is at 61, which has the mark of 7                         it was missing, and is there now
-    the table is at 60, or at 61 with another's mark                    Delta skipped it: it was there
+not above the app id's last. So a drain that may have been committed is written again (example: docs/accumulator.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The claim of a checkpoint: a small file in its staging folder that names the table of its staged rows.
 
-Without it, staged rows of one table would go to any table that the query is started with. It names the table with its
-catalog and schema, or by an absolute path, so that a restart finds it even if the session has another current schema or
-folder. It is written before a query's first start, which proves that the checkpoint's storage takes files. It binds
-once Spark has written its own file ``metadata``.
+Without it, staged rows of one table would go to any table that the query is started with. It is written before a
+query's first start, which proves that the storage takes files, and binds once Spark has written its own ``metadata``.
 """
 
 from __future__ import annotations
