@@ -154,10 +154,12 @@ _OF_BROKER = re.compile(
     r"|UnknownTopicOrPartition|InvalidTopic|NotEnoughReplicas|OffsetOutOfRange)Exception"
 )
 _OF_CODE = ("PARSE_", "UNRESOLVED_", "DATATYPE_MISMATCH")  # conditions of a query's text, before a row is read
-# Parameters of a message whose values are names; others may be values of rows.
+# Parameters of a message, after its condition, whose values are names or of the code; others may be values of rows.
 _NAMES = re.compile(
-    r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal)$", re.IGNORECASE
+    r"(?i)(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal|\bexpr"
+    r"|CONSTRAINT\w*\.expression)$"
 )
+_RULE = re.compile(r"CONSTRAINT|CHAR_VARCHAR")  # Conditions with expressions, which may have "=", and without paths.
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")
 _LOGIN = re.compile(r"(?<=://)[^/@:\s]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'.*'")
@@ -275,7 +277,8 @@ def _of_condition(cause: Cause) -> str:
     """Return Spark's text for a condition without values, or only names if values cannot be found in the text."""
     head, text = f"[{cause.condition}] ", cause.message.strip()
     shown = re.compile("") if head.startswith(tuple(f"[{start}" for start in _OF_CODE)) else _NAMES
-    hidden = sorted((value for key, value in cause.parameters.items() if value and not shown.search(key)), key=len)
+    named = {key: value for key, value in cause.parameters.items() if shown.search(f"{cause.condition}.{key}")}
+    hidden = sorted((value for key, value in cause.parameters.items() if value and key not in named), key=len)
     for i, value in reversed(list(enumerate(hidden))):
         if text.count(value) == 1:
             text = text.replace(value, "...")
@@ -283,9 +286,9 @@ def _of_condition(cause: Cause) -> str:
             text = ""
             break
     if text.startswith(head):
-        line = re.sub(r"(?<!\.)\.$", "", re.sub(r" SQLSTATE: \w+;?$", "", text.splitlines()[0]))
-        return without_login(_FOLDER_VALUE.sub("=...", line))[:MAX_SAID]
-    about = ", ".join(f"{key} {value}" for key, value in cause.parameters.items() if _NAMES.search(key))
+        line = re.sub(r"(?<!\.)[.:]$", "", re.sub(r" SQLSTATE: \w+;?$", "", text.splitlines()[0]))
+        return without_login(line if _RULE.search(head) else _FOLDER_VALUE.sub("=...", line))[:MAX_SAID]
+    about = ", ".join(f"{key} {value}" for key, value in named.items())
     return _without_values(f"{cause.name.rpartition('.')[2]} {head}{about}".strip().splitlines()[0])
 
 

@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import PurgatoryError
+from tests.support.closed_tables import closed
 from tests.support.lanes import BLOB, LOG
 from tests.support.load import HOT, NOBODY, WAITING, Load
 
@@ -48,13 +49,11 @@ def test_a_table_that_takes_nothing_fills_buffer_memory_which_is_named_and_loses
 
     land(1)
     load.run(small)
-    table = f"delta.`{tmp_path / 'table'}`"
-    spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT closed CHECK (id < 1000)")
     land(6)
-    for _ in range(2):
-        with pytest.raises((PySparkException, PurgatoryError), match="BufferExhaustedError") as raised:
-            load.run(impatient)
+    with closed(spark, tmp_path / "table"):
+        for _ in range(2):
+            with pytest.raises((PySparkException, PurgatoryError), match="BufferExhaustedError") as raised:
+                load.run(impatient)
     print(f"{host}: {raised.value}"[:900])
-    spark.sql(f"ALTER TABLE {table} DROP CONSTRAINT closed")
     load.run(impatient)
     assert load.wrong() == ""

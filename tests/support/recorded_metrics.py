@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, metrics, monitor
 from spark_purgatory.job.session import reading_session
+from tests.support.closed_tables import closed
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "metrics_recorded.jsonl.gz"
 PORT = 9187
@@ -105,7 +106,6 @@ def scraped(port: int) -> dict[str, float]:
 def record(spark: SparkSession, folder: Path) -> list[str]:
     """All phases, one after the other."""
     shop = Shop(spark, folder)
-    table = f"delta.`{folder / 'table'}`"
 
     for step in range(STEPS):
         shop.paid("behind", step, ago=timedelta(hours=2))
@@ -117,10 +117,9 @@ def record(spark: SparkSession, folder: Path) -> list[str]:
     for step in range(STEPS):
         shop.paid("late", step, late=2)
     shop.query.flush()
-    spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (order_id NOT LIKE 'refused%')")
-    for step in range(STEPS):
-        shop.paid("refused", step)
-    spark.sql(f"ALTER TABLE {table} DROP CONSTRAINT refused")
+    with closed(spark, folder / "table"):
+        for step in range(STEPS):
+            shop.paid("refused", step)
     soon = datetime.now(UTC) + timedelta(hours=1)
     shop.step("crowd", [(f"crowd-{n}", "popular", soon) for n in range(12_000)], [("nobody", datetime.now(UTC))])
     for step in range(1, STEPS):

@@ -82,7 +82,7 @@ class World:
     next_row: int = 0
     evaluated: list[int] = field(default_factory=list)
     commit_fails: list[str] = field(default_factory=list)
-    """What the next commits do: "absent", "arrived", "refused", "lasting"."""
+    """What the next commits do: "absent", "arrived", "remedy"."""
     takes_nothing: bool = False
     """Every commit raises, and takes a second."""
     beside: str = ""
@@ -271,7 +271,7 @@ class WorldActions(SparkActions):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             world.put(intent, rows, self.target)
         if fault:
-            return Failed(fault, fault == "refused", fault == "lasting")
+            return Failed(fault, "Drop it" * (fault == "remedy"))
         return do.Committed(state.history.version)
 
 

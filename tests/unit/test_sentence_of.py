@@ -124,6 +124,24 @@ def test_an_assertion_of_ours_that_fails_in_a_worker_is_shown_and_asks_for_a_rep
             "[DATETIME_OVERFLOW] Datetime operation overflow: ...",
         ),
         (
+            "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n >= 15) violated by row with values:\n"
+            " - n : 7",
+            {"constraintName": "few", "expression": "(n >= 15)", "values": " - n : 7"},
+            "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n >= 15) violated by row with values",
+        ),
+        (
+            '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "SECRET" exceeds char/varchar type length limitation. '
+            "Failed check: (length('text) <= 3).",
+            {"value": "SECRET", "expr": "(length('text) <= 3)"},
+            '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "..." exceeds char/varchar type length limitation. '
+            "Failed check: (length('text) <= 3)",
+        ),
+        (
+            "[CAST_INVALID_INPUT] The value 'SECRET' cannot be cast",
+            {"expression": "'SECRET'"},
+            "[CAST_INVALID_INPUT] The value ... cannot be cast",
+        ),
+        (
             "[USER_RAISED_EXCEPTION] SECRET SQLSTATE: P0001",
             {"errorMessage": "SECRET"},
             "[USER_RAISED_EXCEPTION] ...",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.errors import sentence_of
-from spark_purgatory.spark.storage.storage_errors import is_lasting, state_fault, without_reach
+from spark_purgatory.spark.storage.storage_errors import lasting_remedy, state_fault, without_reach
 
+RULES = [
+    "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n < 15) violated by row with values",
+    "[DELTA_NOT_NULL_CONSTRAINT_VIOLATED] NOT NULL constraint violated for column: n",
+    "[DELTA_MISSING_NOT_NULL_COLUMN_VALUE] Column must, which has a NOT NULL constraint, is missing from the data",
+    '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "..." exceeds char/varchar type length limitation',
+    "java.lang.NullPointerException: [NOT_NULL_ASSERT_VIOLATION] NULL value appeared in non-nullable field: n",
+    "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012",
+]
 LASTING = [
     "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem",
     'org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "foo"',
     "delta.DeltaUnsupportedTableFeatureException: [DELTA_UNSUPPORTED_FEATURES_FOR_WRITE] Unsupported",
-    "[DELTA_MISSING_NOT_NULL_COLUMN_VALUE] Column must, which has a NOT NULL constraint, is missing from the data",
     "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta.",
 ]
 PASSING = [
     "java.io.FileNotFoundException: /lake/table/part-0.parquet (File too large)",
     "org.apache.hadoop.security.AccessControlException: Permission denied: user=spark",
-    "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n < 15) violated by row with values",
     "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has been changed",
     "java.lang.InterruptedException: caused by ClassNotFoundException",
 ]
@@ -26,12 +32,21 @@ PASSING = [
 
 @pytest.mark.parametrize("text", LASTING)
 def test_what_no_further_try_can_mend(text: str) -> None:
-    assert is_lasting(RuntimeError(text))
+    assert lasting_remedy(RuntimeError(text)) == "Correct the session"
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_a_rule_of_the_table_that_rows_break_is_dropped_and_not_waited_for(text: str) -> None:
+    assert "DROP CONSTRAINT" in lasting_remedy(RuntimeError(f"Job aborted\nCaused by: {text}"))
+
+
+def test_an_error_of_analysis_is_the_tables() -> None:
+    assert lasting_remedy(AnalysisException(message="[DELTA_SCHEMA] no such column")) == "Correct the table"
 
 
 @pytest.mark.parametrize("text", PASSING)
 def test_what_may_pass(text: str) -> None:
-    assert not is_lasting(RuntimeError(text))
+    assert not lasting_remedy(RuntimeError(text))
 
 
 OUT_OF_REACH = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.errors import (
     RESTORE_STATE,
@@ -14,6 +14,7 @@ from spark_purgatory.errors import (
     StateError,
     StateUnreadableError,
     StorageError,
+    cause_of,
     is_interruption,
     own_error,
     sentence_of,
@@ -38,9 +39,18 @@ _OUT_OF_REACH = re.compile(
 _LASTING = re.compile(
     _NO_CLASS
     + r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
-    r"|DELTA_MISSING_NOT_NULL_COLUMN_VALUE|DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG)\b"
+    r"|DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG)\b"
 )
-"""Errors that a session repeats for as long as it lives. Constraints and permissions may change while we wait."""
+"""Errors that a session repeats for as long as it lives. Permissions may change while we wait."""
+_RULE_BROKEN = re.compile(
+    r"\[(?:DELTA_(?:VIOLATE_CONSTRAINT_WITH_VALUES|NOT_NULL_CONSTRAINT_VIOLATED|MISSING_NOT_NULL_COLUMN_VALUE"
+    r"|EXCEED_CHAR_VARCHAR_LIMIT)|NOT_NULL_ASSERT_VIOLATION)\b|SQLSTATE: 2[23]\d"
+)
+"""A rule of the table does not take the staged rows, or fails on their values (classes 22 and 23 of SQL's states)."""
+BROKEN_RULE = (
+    "Remove the rule that these rows break from the table (ALTER TABLE ... DROP CONSTRAINT, ALTER COLUMN ... DROP NOT "
+    "NULL, or a wider TYPE). Once they are in the table you may correct them there, and set the rule again"
+)
 DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
 _UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
 _PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io\.|ParquetDecodingException")
@@ -55,9 +65,16 @@ _STATE_READERS = re.compile(r"\bOperatorStateMetadataUtils\$|\bStateSchemaCompat
 STOPPED = "java.lang.InterruptedException"
 
 
-def is_lasting(error: BaseException) -> bool:
-    """Return True if a drain that failed with this error will always fail in this session."""
-    return not is_interruption(error) and _LASTING.search(str(error)) is not None
+def lasting_remedy(error: BaseException) -> str:
+    """Return the remedy without which each further try of a drain would fail like this, "" if one may succeed."""
+    if is_interruption(error):
+        return ""
+    if isinstance(error, AnalysisException):
+        return "Correct the table"
+    cause = cause_of(error)
+    if _RULE_BROKEN.search(f"[{cause.condition}] {cause.message} {error}"):
+        return BROKEN_RULE
+    return "Correct the session" if _LASTING.search(str(error)) else ""
 
 
 def without_reach(error: BaseException) -> str | None:

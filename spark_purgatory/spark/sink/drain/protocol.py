@@ -184,13 +184,10 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     """Return the error by which the last failure ends the query; None if the drain can be tried again."""
     if (failure := ledger.failure) is None:
         return None
-    if failure.is_refused or failure.is_lasting:
-        what, place = "refused a drain", "table"
-        if failure.is_lasting and not failure.is_refused:
-            what, place = "cannot be written in this session, however often it is tried", "session"
+    if failure.remedy:
         return StorageError(
-            f"table {ledger.names.table} {what}; its rows stay staged. Correct the {place} and start again. Spark "
-            f"says: {failure.said}"
+            f"table {ledger.names.table} cannot take a drain, however often it is tried: {failure.said}. Nothing of "
+            f"the drain was written, and its rows stay staged. {failure.remedy}, and start again"
         )
     if policy.is_out_of_time:
         return DeliveryTimeoutError(

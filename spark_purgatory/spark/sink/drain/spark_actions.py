@@ -28,7 +28,7 @@ from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, is_lasting, writing
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, lasting_remedy, writing
 
 DRAIN_QUERY = {
     **staged_files.WRITE_SETTINGS,
@@ -71,7 +71,7 @@ class SparkActions:
                 raise
             said = sentence_of(error)
             if not isinstance(action, do.ReadBack):
-                return Failed(said, isinstance(error, AnalysisException), is_lasting(error))
+                return Failed(said, lasting_remedy(error))
             ended = f"failed ({ledger.failure.said})" if ledger.failure else "ended"
             raise StorageError(
                 f"drain {action.intent.number} to table {self.target} {ended}, and the table cannot be read to see if "

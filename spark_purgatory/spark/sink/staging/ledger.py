@@ -43,8 +43,7 @@ class Failed(NamedTuple):
     """The table did not take a drain, or could not be read before it."""
 
     said: str
-    is_refused: bool = False  # The table will never take such rows.
-    is_lasting: bool = False  # No try of this session can succeed.
+    remedy: str = ""  # Without it every further try fails. It is empty if one may succeed.
 
 
 @dataclass
