@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from tests.support.now_and_then import each_commit
@@ -102,6 +104,37 @@ def test_a_file_of_sparks_own_is_named(drained: Stream, folder: str, damage: Cal
     found = damages(drained.spark, str(checkpoint))
     assert [damage.path for damage in found] == [name], "and doctor says so"
     assert "bring it back from a copy" in found[0].remedy
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_source_whose_log_was_removed_is_named_and_a_shared_dataframe_has_one_log(
+    spark: SparkSession, tmp_path: Path, is_shared: bool
+) -> None:
+    """Both inputs are at the same entry, so that the offsets and the other log are those of a shared DataFrame."""
+    rows = tmp_path / "in"
+
+    def run() -> None:
+        at = F.timestamp_seconds(F.lit(1_700_000_000))
+        spark.range(2).select("id", at.alias("at")).coalesce(1).write.mode("append").parquet(str(rows))
+        readers = [spark.readStream.schema("id bigint, at timestamp").parquet(str(rows)) for _ in range(2)]
+        purgatory = Purgatory(
+            operations=Operations(id="id", keys="id", created="at", timeout="1 minute", watermark="1 minute"),
+            completions=Completions(key="id", time="at", watermark="1 minute"),
+            criterion=criteria.any_key(),
+        )
+        outcomes = purgatory.resolve(readers[0].where("id < 5"), readers[not is_shared].where("id < 7"))
+        sink = RecordAccumulator(path=str(tmp_path / "table"))
+        stream = sink.write_stream(outcomes, checkpoint=str(tmp_path / "checkpoint"), trigger={"availableNow": True})
+        stream.awaitTermination()
+
+    run()
+    run()
+    logs = tmp_path / "checkpoint" / "sources"
+    assert {path.name for path in logs.iterdir()} == ({"0"} if is_shared else {"0", "1"})
+    if not is_shared:
+        shutil.rmtree(logs / "1")
+        with pytest.raises(StorageError, match=r"sources/1/0 is missing, and 1 more, but offsets/.* counts it"):
+            run()
 
 
 def test_a_commit_that_is_damaged_may_be_removed(drained: Stream) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, faults_of, logs_of, needed
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, faults_of, logs_of, lost_entries, needed
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -48,6 +48,39 @@ def test_a_sound_checkpoint_has_no_fault() -> None:
     assert told({**SOUND, "sources/0/4": entry(4)}) == [], "found, and not planned yet"
     shared = {**SOUND, "offsets/3": offsets('{"logOffset":3}', '{"logOffset":3}')}
     assert told(shared) == [], "one DataFrame for both inputs has one log"
+
+
+A, B, BEAT, TOPIC = '{"logOffset":3}', '{"logOffset":1}', '{"offset":3,"timestamp":7}', '{"topic":{"0":5}}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "entries"),
+    [
+        ([A, A, B], {0: 4, 1: 2}),
+        ([A, BEAT, A, BEAT, B], {0: 4, 3: 2}),
+        ([TOPIC, TOPIC, B], {0: 1, 1: 2}),
+        ([B, A, A], {0: 2, 1: 4}),
+    ],
+)
+def test_a_dataframe_that_is_two_inputs_has_one_log_and_later_sources_lower_numbers(
+    lines: list[str], entries: dict[int, int]
+) -> None:
+    logs = {f"sources/{log}/{n}": entry(n) for log, count in entries.items() for n in range(count)}
+    sound = {**{path: text for path, text in SOUND.items() if "sources" not in path}, **logs}
+    sound["offsets/3"] = offsets(*lines)
+    assert told(sound) == []
+    for log in (one for one, count in entries.items() if count > 1):
+        (said,) = told({path: text for path, text in sound.items() if path != f"sources/{log}/1"})
+        assert said.startswith(f"sources/{log}/1 is missing")
+
+
+def test_a_whole_log_that_is_gone_is_missed_if_the_plan_has_two_sources_with_equal_offsets() -> None:
+    logs = logs_of(f"checkpoint/{path}" for path in SOUND)
+    assert [each.path for each in lost_entries("offsets/3", [A, A], logs, ["one", "other"])] == ["sources/1/0"]
+    beat = [A, A, BEAT]
+    assert [each.path for each in lost_entries("offsets/3", beat, logs, ["one", "other"])] == ["sources/1/0"]
+    assert lost_entries("offsets/3", beat, logs, ["one", "one"]) == []
+    assert lost_entries("offsets/3", [A, A], logs) == [], "the files alone do not tell"
 
 
 @pytest.mark.parametrize("path", ["metadata", "offsets/3", "offsets/2", "commits/2", "sources/0/3", "sources/0/0"])

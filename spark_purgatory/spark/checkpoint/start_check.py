@@ -66,6 +66,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     queries = queries_of(outcomes, needed=True)
     if has_begun := is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
+        fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
     states = _check(spark, checkpoint, queries, has_begun, warns=True)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
@@ -83,7 +84,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     has_begun = is_checkpoint(spark, checkpoint)
     if not has_begun and (found := ENCODED.findall(checkpoint)):
         LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
-    fixed = fixed_settings(spark, checkpoint) if has_begun else {}
+    fixed = fixed_settings(spark, checkpoint, queries[0].sources) if has_begun else {}
     try:
         # Without Spark Connect the session's listener warns (`query_watch`).
         _check(spark, checkpoint, queries, has_begun, warns=is_remote())

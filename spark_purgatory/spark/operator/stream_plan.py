@@ -18,7 +18,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -88,6 +88,8 @@ class Query:
     host: str
     route: str = "key"
     """The field that chooses an operation's shard: "key", "id" or "scope"."""
+    sources: tuple[str, ...] = field(default=(), compare=False)
+    """The texts of the plan's sources. Spark opens those with equal texts once."""
 
 
 def plan_of(frame: DataFrame) -> list[Node]:
@@ -122,7 +124,7 @@ def _explained(frame: DataFrame, source: str) -> list[str]:
     text = frame.sparkSession.sql(EXPLAIN.format(source, end), frame=frame).collect()[0][0]
     _, _, analyzed = text.partition("\n== Analyzed Logical Plan ==\n")
     plan, found, _ = analyzed.partition(end)
-    return plan.split("\n") if found else []
+    return plan.split("\n")[:-1] if found else []
 
 
 def _indent(line: str) -> int:
@@ -231,8 +233,9 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
 
 def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
     """Return the purgatories in a stream, the last first. Raises ConfigError if one is ``needed`` and missing."""
-    found = []
-    for node in plan_of(outcomes):
+    found, plan = [], plan_of(outcomes)
+    sources = tuple(node.detail for node in plan if node.name.startswith("StreamingRelation"))
+    for node in plan:
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
             packed = text[1] + "=" * (-len(text[1]) % 8)
             said = json.loads(zlib.decompress(base64.b32hexdecode(packed)))
@@ -240,7 +243,7 @@ def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
             evidence = said["evidence"] and Evidence(**said["evidence"])
             others = {name: _tuples(said[name]) for name in AS_IT_IS}
             spec = replace(spec_of(said["fingerprint"]), evidence=evidence, **schemas, **others)
-            found.append(Query(spec, *(said[name] for name in ROUTING)))
+            found.append(Query(spec, **{name: said[name] for name in ROUTING}, sources=sources))
     if needed and not found:
         raise ConfigError(
             "outcomes do not come out of a purgatory: give what Purgatory.resolve returned, or a stream made of it"

@@ -144,7 +144,7 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
     if any(len(sources) > len(offsets[-1][1]) for _, sources in offsets):
         yield Damage(offsets[-1][0], "is cut or damaged: it lacks the offsets of a source")
     elif offsets:
-        yield from _lost_entries(*offsets[-1], logs)
+        yield from lost_entries(*offsets[-1], logs)
 
 
 def _is_whole(path: str, text: str) -> bool:
@@ -165,12 +165,22 @@ def _is_whole(path: str, text: str) -> bool:
     return len(lines) >= least and {"metadata": "id", "offsets": "batchWatermarkMs"}.get(kind) in (None, *head)
 
 
-def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Damage]:
-    for number, line in enumerate(offsets):
+def lost_entries(path: str, offsets: Sequence[str], logs: Logs, sources: Sequence[str] = ()) -> list[Damage]:
+    """Return missing entries of sources' logs. A DataFrame for both inputs has one, as the plan's ``sources`` show."""
+    if sources and len(offsets) - len(sources) in (0, 1):  # The last one may be the heartbeat of `write_stream`.
+        return list(_lost(path, offsets, logs, sources))
+    files = [line if "logOffset" in line else str(number) for number, line in enumerate(offsets)]
+    ways = list(map(str, range(len(offsets)))), offsets, files
+    found = [list(_lost(path, offsets, logs, way)) for way in ways]
+    gone = [sum(damage.path.rpartition("/")[0] not in logs for damage in damages) for damages in found]
+    return min(zip(gone, map(len, found), found, strict=True))[2] if gone[0] else found[0]
+
+
+def _lost(path: str, offsets: Sequence[str], logs: Logs, sources: Sequence[str]) -> Iterator[Damage]:
+    numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+    for number, line in {numbers[source]: line for source, line in zip(sources, offsets, strict=False)}.items():
         match = re.fullmatch(r'\{"logOffset":(\d+)\}', line.strip())
         entries = logs.get(f"sources/{number}", {})
-        if not entries and line in offsets[:number]:
-            continue  # Both inputs read one DataFrame: Spark keeps the log of its first use.
         first = next((one for one, name in entries.items() if name.endswith(".compact")), 0)
         lost = [one for one in range(first, int(match[1]) + 1) if one not in entries] if match else []
         if lost:
@@ -224,15 +234,20 @@ def format_of(spark: SparkSession, checkpoint: str, batch_id: int) -> str:
     return "2" if entry_of(spark, checkpoint, f"commits/{batch_id}")[0].get(STATE_IDS) else "1"
 
 
-def fixed_settings(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+def fixed_settings(spark: SparkSession, checkpoint: str, sources: Sequence[str]) -> dict[str, str]:
     """Return the settings that a checkpoint fixes for any session; none before the first micro-batch.
 
-    Spark keeps them in the offsets, except the format of state stores, which the last commit shows.
+    Spark keeps them in the offsets, except the format of state stores, which the last commit shows. StorageError if a
+    log of the plan's ``sources`` is not whole.
     """
-    logs = logs_of(files_in(spark, checkpoint, "offsets", "commits"))
+    logs = logs_of(files_in(spark, checkpoint, "offsets", "commits", "sources"))
     if not (begun := logs.get("offsets")):
         return {}
-    fixed = dict(entry_of(spark, checkpoint, f"offsets/{max(begun)}")[0].get("conf", {}))
+    last = f"offsets/{max(begun)}"
+    facts, offsets = entry_of(spark, checkpoint, last)
+    if lost := lost_entries(last, offsets, logs, sources):
+        raise StorageError(f"checkpoint={checkpoint!r} is damaged. Nothing was started. {'; '.join(map(str, lost))}")
+    fixed = dict(facts.get("conf", {}))
     if committed := logs.get("commits"):
         fixed[FORMAT_VERSION] = format_of(spark, checkpoint, max(committed))
     return fixed
