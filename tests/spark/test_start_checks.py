@@ -8,6 +8,7 @@ import sys
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS, Commit
+from spark_purgatory.spark.sink.table.delta_start import check_place
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
@@ -167,6 +169,14 @@ def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
     refused(stream, StorageError, r"cannot be made in .*/file/below: .*", path=str(file / "below"))
     refused(stream, StorageError, r"cannot be read: .*No FileSystem for scheme", path="nowhere://lake/table")
     refused(stream, StorageError, r"cannot be read: .*S3AFileSystem", path="s3a://lake/table")
+
+
+def test_queries_that_look_at_one_place_at_the_same_moment_do_not_fail_each_other(stream: Stream) -> None:
+    """Each writes nothing there, and Spark removes the temporary folder of both: "cannot be made ... permission"."""
+    place = str(stream.folder / "of several")
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            list(pool.map(lambda _: check_place(stream.spark, "t", place, is_there=False, was_begun=False), range(3)))
 
 
 def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> None:

@@ -42,6 +42,8 @@ def test_a_rule_of_the_table_that_rows_break_is_dropped_and_not_waited_for(text:
 
 def test_an_error_of_analysis_is_the_tables() -> None:
     assert lasting_remedy(AnalysisException(message="[DELTA_SCHEMA] no such column")) == "Correct the table"
+    made = AnalysisException(message="t exists", errorClass="TABLE_OR_VIEW_ALREADY_EXISTS", messageParameters={})
+    assert lasting_remedy(made) == "", "another query made it at the same moment"
 
 
 @pytest.mark.parametrize("text", PASSING)

@@ -67,4 +67,9 @@ def write_nothing(spark: SparkSession, path: str, mode: str) -> None:
     """Write no rows into a folder, to get an error if it cannot be written. An object store then has nothing."""
     nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
     writer = nothing.write.partitionBy("gone").mode(mode).option("partitionOverwriteMode", "static")
-    writer.option(NO_SUCCESS_FILE, "false").text(path)
+    for is_last in (*(False,) * 9, True):
+        try:
+            return writer.option(NO_SUCCESS_FILE, "false").text(path)
+        except SPARK_FAULTS as error:
+            if is_last or "_temporary" not in str(error):  # Another query that does so now may remove that folder.
+                raise

@@ -69,8 +69,8 @@ def lasting_remedy(error: BaseException) -> str:
     """Return the remedy without which each further try of a drain would fail like this, "" if one may succeed."""
     if is_interruption(error):
         return ""
-    if isinstance(error, AnalysisException):
-        return "Correct the table"
+    if isinstance(error, AnalysisException):  # The table exists if another query has just made it.
+        return "" if "ALREADY_EXISTS" in str(error.getCondition()) else "Correct the table"
     cause = cause_of(error)
     if _RULE_BROKEN.search(f"[{cause.condition}] {cause.message} {error}"):
         return BROKEN_RULE

@@ -78,8 +78,9 @@ def check_place(spark: SparkSession, target: str, place: str, is_there: bool | N
         if files and not was_begun:
             raise ConfigError(
                 f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. "
-                "Nothing was started. Give a folder that is empty or does not exist. If a query was killed there "
-                "in its first drain, start it again with its own checkpoint, or remove the files"
+                "Nothing was started. Give a folder that is empty or does not exist. If another query is making the "
+                "table now, start again. If a query was killed there in its first drain, start it again with its own "
+                "checkpoint, or remove the files"
             )
         write_nothing(spark, place, "append")
     except SPARK_FAULTS as error:
