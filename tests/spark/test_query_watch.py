@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def test_many_late_rows_are_warned_of_once(
     (said,) = warnings(caplog, 1)
     assert "purgatory orders: 10 of 15 rows of micro-batch 1 arrived behind the watermark (2024-05-01T13:40:00." in said
     assert "Give the late input a longer delay (watermark=)" in said and "are between 2024-05-01T12:10:00.000Z" in said
+
+
+def test_the_first_rows_that_heartbeats_make_late_are_warned_of(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows are of 2024, and the heartbeats of today, as after downtime."""
+    landing = Landing(tmp_path)
+    for batch in range(3):
+        landing.add([operation(f"{batch}", batch)], [event(f"{batch}", batch)])
+    given = purgatory(name="orders")
+    operations, completions = (replace(each, idle_after="1 day") for each in (given.operations, given.completions))
+    landing.run(spark, replace(given, operations=operations, completions=completions))
+    late = [text for text in warnings(caplog, 1) if "arrived behind the watermark" in text]
+    assert len(late) == 1 and "purgatory orders: 2 of 2 rows" in late[0]
+    assert late[0].endswith("first read the backlog with resolve(..., heartbeats=False)")
 
 
 @pytest.mark.parametrize("several_keys", [False, True])

@@ -30,6 +30,7 @@ LOG = logging.getLogger(__name__)
 STUCK_BATCHES = 3  # The watermark is of earlier micro-batches: the first has none, the second may miss an input.
 LATE_SHARE = 0.05
 FEWEST = 10  # The fewest late rows of a micro-batch, rejected or expired operations of a run, to warn of.
+BACKLOG = ". After downtime with idle_after=, first read the backlog with resolve(..., heartbeats=False)"
 STUCK = (
     "query %s: %d micro-batches brought rows, but there is no watermark after January 1970, so nothing expires. An "
     "input has had no row with a time so far, or its times are seconds that were read as milliseconds. If it may be "
@@ -81,7 +82,7 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)
         spark.streams.addListener(_watch)
-    _watch.shards[options.name] = options.shards
+    _watch.shards[options.name], _watch.ticks[options.name] = options.shards, _ticks(options)
     if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
         LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)) or 8)
     if requirements.runs_only_with_rows(spark) and not _ticks(options):
@@ -117,6 +118,7 @@ class _QueryWatch(QueryListener):
         """By run and purgatory, "" for the whole run: sums of counters, micro-batches without a watermark, warnings."""
 
     def onQueryProgress(self, event: Any) -> None:
+        self.ticks: dict[str, bool] = {}  # True with heartbeats.
         progress = event.progress
         counted = {
             name: counters
@@ -154,10 +156,11 @@ class _QueryWatch(QueryListener):
 
     def _look_at_late_rows(self, progress: Any, seen: Counter[str], name: str, counters: dict[str, Any]) -> None:
         late = (counters["events_late"] or 0) + (counters["operations_late"] or 0)
-        received = _received(counters)
-        if late >= max(FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
+        received, ticks = _received(counters), self.ticks.get(name, False)
+        if late >= max(1 if ticks else FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
             times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
-            LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
+            text, query = LATE + BACKLOG * ticks, progress.name or progress.id
+            LOG.warning(text, query, name, late, received, progress.batchId, *times)
 
     def _look_at_sums(self, progress: Any, sums: Counter[str], name: str, counters: dict[str, Any]) -> None:
         sums.update({each: counters[each] or 0 for each in COUNTERS}, **(counters.get("rejections") or {}))
