@@ -57,6 +57,22 @@ def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkS
     spark.sql("DROP TABLE sink_by_name")
 
 
+def test_two_texts_in_a_partition_column_are_null_to_delta_as_after_a_plain_append(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It is told of in docs/promises.md."""
+    texts = ["a", "", "__HIVE_DEFAULT_PARTITION__", None, "null"]
+    rows = spark.createDataFrame(list(enumerate(texts)), "n int, text string").coalesce(1)
+    rows.write.parquet(str(tmp_path / "in"))
+    rows.write.format("delta").partitionBy("text").save(str(tmp_path / "plain"))
+    sink = RecordAccumulator(path=str(tmp_path / "table"), partition_by="text")
+    stream = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "in"))
+    sink.write_stream(stream, checkpoint=str(tmp_path / "c"), trigger={"availableNow": True}).awaitTermination()
+    plain = spark.read.format("delta").load(str(tmp_path / "plain"))
+    found = [[row["text"] for row in table.sort("n").collect()] for table in (sink.read(spark), plain)]
+    assert found == [["a", None, None, None, "null"]] * 2
+
+
 def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,8 @@ class RecordAccumulator(SinkOptions):
             format, and a new one is a Delta table.
         partition_by: Columns that partition the table; an existing table has its own. If the table computes a partition
             column that the stream lacks (GENERATED ALWAYS AS), rows wait together whatever its value. A commit writes
-            one file for each value, smaller than ``batch_size``.
+            one file for each value, smaller than ``batch_size``. Delta reads two texts in such a column as null: an
+            empty one and ``__HIVE_DEFAULT_PARTITION__``.
         batch_size: The file size to aim at in each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
