@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark_purgatory import Completions, Operations, Purgatory, check_checkpoint, criteria
 from spark_purgatory.doctor.session import setting_findings
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host.requirements import NO_DATA, POLICY
 from spark_purgatory.spark.monitoring.monitor import offset_of
 from spark_purgatory.spark.query_listener import QueryListener
@@ -63,6 +64,40 @@ def test_the_first_rows_that_heartbeats_make_late_are_warned_of(
     late = [text for text in warnings(caplog, 1) if "arrived behind the watermark" in text]
     assert len(late) == 1 and "purgatory orders: 2 of 2 rows" in late[0]
     assert late[0].endswith("first read the backlog with resolve(..., heartbeats=False)")
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_function_of_foreach_batch_that_computes_nothing_is_named(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, computes: bool
+) -> None:
+    """A crash after Delta's commit: Delta skips the second try of the write without a look at its rows."""
+    landing, table, crashes = Landing(tmp_path), str(tmp_path / "table"), [True]
+    landing.add([operation("a")], [event("a", 1)])
+
+    def write(outcomes: DataFrame, batch_id: int) -> None:
+        if computes:  # As docs/how-to/other_sinks.md has it.
+            outcomes.persist().count()
+        writer = outcomes.write.format("delta").mode("append").option("txnAppId", "x").option("txnVersion", batch_id)
+        writer.save(table)
+        if crashes:
+            crashes.pop()
+            raise RuntimeError("crashed")
+
+    def run() -> str:
+        writer = purgatory().resolve(*landing.frames(spark)).writeStream.foreachBatch(write)
+        query = writer.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            return sentence_of(error)
+        return ""
+
+    assert "RuntimeError in write" in run()
+    assert ("STATE_STORE_COMMIT_VALIDATION_FAILED" in run()) != computes
+    said = [text for text in warnings(caplog, int(not computes)) if "did not compute all outcomes" in text]
+    assert ["docs/how-to/other_sinks.md" in text for text in said] == [True] * (not computes)
+    assert run() == ""
+    assert spark.read.format("delta").load(table).count() == 1
 
 
 @pytest.mark.parametrize("several_keys", [False, True])

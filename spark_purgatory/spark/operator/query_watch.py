@@ -69,8 +69,12 @@ IN_A_PIPELINE = (
     "and commits a state store for every one of them, and the checkpoint keeps the number. Add to the configuration of "
     'the pipeline, before its first run: %s: "%d"'
 )
-NO_ROCKSDB = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
-NO_CHANGELOG = re.compile(r"/state/\d+/\d+/\d+\.changelog does not exist")
+ENDS = {  # By what is in the error that ended a query.
+    "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS": requirements.PASTE,
+    r"/state/\d+/\d+/\d+\.changelog does not exist": requirements.other_format("2"),
+    "STATE_STORE_COMMIT_VALIDATION_FAILED": "the function given to foreachBatch did not compute all outcomes, so Spark "
+    "lacks their state. Delta computes nothing if it skips a write: compute them first (docs/how-to/other_sinks.md)",
+}
 NO_WATERMARK = "1970-01-"  # It begins so if it is not set, or has seconds that were read as milliseconds.
 
 
@@ -114,11 +118,11 @@ class _QueryWatch(QueryListener):
     def __init__(self) -> None:
         self.cores: int | None = None
         self.shards: dict[str, int | None] = {}  # Of each purgatory by name; if two have one name, of the last.
+        self.ticks: dict[str, bool] = {}  # True with heartbeats.
         self._seen: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
         """By run and purgatory, "" for the whole run: sums of counters, micro-batches without a watermark, warnings."""
 
     def onQueryProgress(self, event: Any) -> None:
-        self.ticks: dict[str, bool] = {}  # True with heartbeats.
         progress = event.progress
         counted = {
             name: counters
@@ -134,10 +138,8 @@ class _QueryWatch(QueryListener):
                 self._look_at_sums(progress, seen[name], name, counters)
 
     def onQueryTerminated(self, event: Any) -> None:
-        if NO_ROCKSDB in (event.exception or ""):
-            LOG.error("query %s: %s", event.id, requirements.PASTE)
-        if NO_CHANGELOG.search(event.exception or ""):
-            LOG.error("query %s: %s", event.id, requirements.other_format("2"))
+        for said in (said for pattern, said in ENDS.items() if re.search(pattern, event.exception or "")):
+            LOG.error("query %s: %s", event.id, said)
         self._seen.pop(str(event.runId), None)
 
     def _look_at_partitions(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
