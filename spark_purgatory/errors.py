@@ -286,7 +286,7 @@ def _of_condition(cause: Cause) -> str:
             text = ""
             break
     if text.startswith(head):
-        line = re.sub(r"(?<!\.)[.:]$", "", re.sub(r" SQLSTATE: \w+;?$", "", text.splitlines()[0]))
+        line = re.sub(r"(?<!\.)[.:]$", "", re.sub(r" SQLSTATE: \w+;?$", "", text.replace(": \n", ": ").splitlines()[0]))
         return without_login(line if _RULE.search(head) else _FOLDER_VALUE.sub("=...", line))[:MAX_SAID]
     about = ", ".join(f"{key} {value}" for key, value in named.items())
     return _without_values(f"{cause.name.rpartition('.')[2]} {head}{about}".strip().splitlines()[0])

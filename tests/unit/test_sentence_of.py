@@ -137,6 +137,11 @@ def test_an_assertion_of_ours_that_fails_in_a_worker_is_shown_and_asks_for_a_rep
             "Failed check: (length('text) <= 3)",
         ),
         (
+            "[NOT_NULL_ASSERT_VIOLATION] NULL value appeared in non-nullable field: \nn\nIf the schema is inferred",
+            {"walkedTypePath": "n\n"},
+            "[NOT_NULL_ASSERT_VIOLATION] NULL value appeared in non-nullable field: n",
+        ),
+        (
             "[CAST_INVALID_INPUT] The value 'SECRET' cannot be cast",
             {"expression": "'SECRET'"},
             "[CAST_INVALID_INPUT] The value ... cannot be cast",

@@ -32,7 +32,7 @@ PASSING = [
 
 @pytest.mark.parametrize("text", LASTING)
 def test_what_no_further_try_can_mend(text: str) -> None:
-    assert lasting_remedy(RuntimeError(text)) == "Correct the session"
+    assert lasting_remedy(RuntimeError(text)) == "Correct the session and start again"
 
 
 @pytest.mark.parametrize("text", RULES)
@@ -41,7 +41,10 @@ def test_a_rule_of_the_table_that_rows_break_is_dropped_and_not_waited_for(text:
 
 
 def test_an_error_of_analysis_is_the_tables() -> None:
-    assert lasting_remedy(AnalysisException(message="[DELTA_SCHEMA] no such column")) == "Correct the table"
+    assert (
+        lasting_remedy(AnalysisException(message="[DELTA_SCHEMA] no such column"))
+        == "Correct the table and start again"
+    )
     made = AnalysisException(message="t exists", errorClass="TABLE_OR_VIEW_ALREADY_EXISTS", messageParameters={})
     assert lasting_remedy(made) == "", "another query made it at the same moment"
 

@@ -48,8 +48,8 @@ _RULE_BROKEN = re.compile(
 )
 """A rule of the table does not take the staged rows, or fails on their values (classes 22 and 23 of SQL's states)."""
 BROKEN_RULE = (
-    "Remove the rule that these rows break from the table (ALTER TABLE ... DROP CONSTRAINT, ALTER COLUMN ... DROP NOT "
-    "NULL, or a wider TYPE). Once they are in the table you may correct them there, and set the rule again"
+    "Remove the rule that its rows break from the table (ALTER TABLE ... DROP CONSTRAINT, ALTER COLUMN ... DROP NOT "
+    "NULL, or a wider TYPE) and start again. Then you may correct the rows in the table, and set the rule again"
 )
 DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
 _UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
@@ -70,11 +70,11 @@ def lasting_remedy(error: BaseException) -> str:
     if is_interruption(error):
         return ""
     if isinstance(error, AnalysisException):  # The table exists if another query has just made it.
-        return "" if "ALREADY_EXISTS" in str(error.getCondition()) else "Correct the table"
+        return "" if "ALREADY_EXISTS" in str(error.getCondition()) else "Correct the table and start again"
     cause = cause_of(error)
     if _RULE_BROKEN.search(f"[{cause.condition}] {cause.message} {error}"):
         return BROKEN_RULE
-    return "Correct the session" if _LASTING.search(str(error)) else ""
+    return "Correct the session and start again" if _LASTING.search(str(error)) else ""
 
 
 def without_reach(error: BaseException) -> str | None:

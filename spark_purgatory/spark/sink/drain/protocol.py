@@ -187,7 +187,7 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     if failure.remedy:
         return StorageError(
             f"table {ledger.names.table} cannot take a drain, however often it is tried: {failure.said}. Nothing of "
-            f"the drain was written, and its rows stay staged. {failure.remedy}, and start again"
+            f"the drain was written, and its rows stay staged. {failure.remedy}"
         )
     if policy.is_out_of_time:
         return DeliveryTimeoutError(
