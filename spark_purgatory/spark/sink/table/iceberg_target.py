@@ -170,7 +170,8 @@ class IcebergTarget(Target):
             self._create(rows)
         history = self.history(spark)
         if history.written(intent_uuid) is None:
-            if branch not in history.refs or history.refs[branch] != history.version:
+            # A table without a snapshot has one on the branch if a try has failed. Iceberg would not replace that.
+            if branch not in history.refs or history.version not in (NO_VERSION, history.refs[branch]):
                 self._move(spark, branch, history.version)
             mark = {iceberg_history.WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
             self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
