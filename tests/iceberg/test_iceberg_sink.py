@@ -71,6 +71,29 @@ def test_a_session_sees_what_a_restart_has_recovered(stream: Stream, monkeypatch
     assert numbers(stream.spark.table(name(stream))) == every(1)
 
 
+def test_a_tag_that_has_the_name_of_the_querys_branch_is_named(stream: Stream) -> None:
+    stream.add(1).run(stream.rows())
+    branch = next(row["name"] for row in stream.spark.table(f"{name(stream)}.refs").collect() if row["name"] != "main")
+    stream.spark.sql(f"ALTER TABLE {name(stream)} DROP BRANCH {branch}")
+    stream.spark.sql(f"ALTER TABLE {name(stream)} CREATE TAG {branch}")
+    with pytest.raises(Exception, match=f"has a tag {branch}.* DROP TAG {branch}"):
+        stream.add(1).run(stream.rows())
+    stream.spark.sql(f"ALTER TABLE {name(stream)} DROP TAG {branch}")
+    assert numbers(stream.run(stream.rows()).table()) == every(2)
+
+
+def test_a_null_in_a_column_that_takes_none_stops_the_query_at_once(stream: Stream) -> None:
+    """And the next try of the first drain finds a branch, though the table has no snapshot."""
+    stream.spark.sql(
+        f"CREATE TABLE {name(stream)} (n bigint NOT NULL, part bigint) USING iceberg PARTITIONED BY (part)"
+    )
+    rows = stream.rows().selectExpr("nullif(n, 3) AS n", "part")
+    with pytest.raises(Exception, match=r"however often it is tried: .*NULL .* field: n\. .*DROP NOT NULL"):
+        stream.add(1).run(rows)  # delivery_timeout is half an hour.
+    stream.spark.sql(f"ALTER TABLE {name(stream)} ALTER COLUMN n DROP NOT NULL")
+    assert stream.run(rows).table().where("n IS NULL").count() == 1
+
+
 def late_pick(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> tuple[IcebergTarget, int]:
     """The target of a run that ends before it picks, and what it would pick."""
     held: list[tuple[IcebergTarget, int]] = []

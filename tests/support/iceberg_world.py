@@ -55,6 +55,7 @@ class IcebergWorld(World):
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     refs: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, int] = field(default_factory=dict)
     files: dict[int, tuple[int, ...]] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     made: int = 0
@@ -214,7 +215,7 @@ class WorldIceberg(IcebergTarget):
             {"snapshot_id": id, "parent_id": one.parent, "operation": one.operation, "summary": one.summary}
             for id, one in self.world.snapshots.items()
         )
-        return snapshot_history(rows, dict(self.world.refs))
+        return snapshot_history(rows, self.world.tags | self.world.refs, self.world.tags)
 
     def noted(self, schema: str, version: int) -> str:
         return f"{schema.partition('@')[0]}@{version}"

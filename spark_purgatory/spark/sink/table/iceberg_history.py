@@ -1,14 +1,7 @@
 """The history of an Iceberg table: its current snapshot and the parents of that.
 
-A version is a snapshot's id, which is random. A drain is written to a branch of the query's own first, and then picked
-into the table (`iceberg_target`). Both snapshots name the drain: ``wap.id`` in the written one, ``published-wap-id``
-in the picked one, which is another if others had committed meanwhile::
-
-    main    7 <- 8 <- 9 (of someone else) <- 11 (published-wap-id q/5, source-snapshot-id 10)
-    branch       8 <- 10 (wap.id q/5, spark_purgatory.intent)        drain 5 is snapshot 11
-
-Iceberg does not pick a drain that one of these ancestors has. Expiry removes ancestors, also between two that it keeps.
-So a history is whole since a version if that is an ancestor, or if the first snapshot of all is.
+A version is a snapshot's id, which is random (docs/how-to/iceberg.md). Expiry removes ancestors, also between two that
+it keeps. So a history is whole since a version if that is an ancestor, or if the first snapshot of all is.
 """
 
 from __future__ import annotations
@@ -42,6 +35,7 @@ class SnapshotHistory(History):
     refs: Mapping[str, int] = field(default_factory=dict)  # Branches and tags.
     parents: Mapping[int, int] = field(default_factory=dict)  # Of all snapshots that have one.
     proven: DrainCommit | None = None  # A drain whose snapshot expired, and that is in the table.
+    tags: frozenset[str] = frozenset()  # Those of ``refs`` that are no branches.
     words = Words(
         version="snapshot",
         keep="Let expire_snapshots keep them for longer",
@@ -81,7 +75,7 @@ class SnapshotHistory(History):
         return next((id for id, summary in self.snapshots.items() if summary.get(INTENT) == intent_uuid), None)
 
 
-def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int]) -> SnapshotHistory:
+def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int], tags: Any = ()) -> SnapshotHistory:
     """Return the history of a table from the rows of its metadata tables ``snapshots`` and ``refs``."""
     of = {row["snapshot_id"]: row for row in rows}
     summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
@@ -93,7 +87,7 @@ def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int])
         commit = _commit(at, summaries)
         entries.append(TableVersion(at, row["operation"] or "", {}, commit, row.get("at", "")))
         at = parents.get(at, NO_VERSION)
-    return SnapshotHistory(tuple(entries), at, summaries, refs, parents)
+    return SnapshotHistory(tuple(entries), at, summaries, refs, parents, tags=frozenset(tags))
 
 
 def _commit(id: int, summaries: Mapping[int, Mapping[str, str]]) -> DrainCommit | None:

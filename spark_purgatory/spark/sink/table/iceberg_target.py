@@ -1,10 +1,7 @@
 """The Iceberg table that rows end in: a drain is written to the query's own branch, and picked into the table.
 
-Iceberg does not skip an append that it has. But it refuses to pick a snapshot (``cherrypick_snapshot``) whose
-``wap.id`` an ancestor of the current one has, in the same transaction. So a drain that is picked twice, even by an old
-run that is still alive, is in the table once. The query's branch keeps a written snapshot from expiry until it is
-picked, and afterwards the drain's. A drain that expired before it was read back is recognised by its files. If these
-were rewritten too, the query stops.
+docs/how-to/iceberg.md says how that is exactly once. A drain that expired before it was read back is recognised by its
+files. If these were rewritten too, the query stops.
 
 Iceberg identifies columns by ids that no statement shows. So staged rows carry a checksum of the order of their columns
 in the table: a renamed column is missing, and columns that exchanged names have another order.
@@ -99,11 +96,13 @@ class IcebergTarget(Target):
         """Read every snapshot that the table has."""
         self.refresh(spark)
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
-        refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
+        found = spark.table(f"{self.table}.refs").collect()
+        refs = {row["name"]: row["snapshot_id"] for row in found}
+        tags = [row["name"] for row in found if row["type"] == "TAG"]
         wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
         rows = [row.asDict() for row in wanted.collect()]
         is_of_one_time = "main" not in refs or any(row["snapshot_id"] == refs["main"] for row in rows)
-        return iceberg_history.snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
+        return iceberg_history.snapshot_history(rows, refs, tags) if is_of_one_time else self.history(spark)
 
     def state(
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None, looks: int = 5
@@ -113,6 +112,12 @@ class IcebergTarget(Target):
             if (facts := self.facts(spark)) is None:
                 return TableState(None, self.no_history)
             history = self.history(spark, since)
+            if (branch := branch_of(app_id)) in history.tags:
+                raise StorageError(
+                    f"Iceberg table {self} has a tag {branch}, which is the name of the query's branch: no drain can "
+                    "be written. Nothing was written, and staged rows wait. Give the tag another name (CREATE TAG), "
+                    f"run ALTER TABLE {self} DROP TAG {branch}, and start again"
+                )
             if intent is None or intent.number in history.drains(app_id) or history.is_whole_since(intent.base_version):
                 return TableState(facts, history)
             if self._has(spark, facts, history, app_id, intent):
