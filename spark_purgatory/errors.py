@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import reduce
 from typing import Any, NamedTuple
 
 START_OVER = (
@@ -160,6 +161,8 @@ _NAMES = re.compile(
     r"|CONSTRAINT\w*\.expression)$"
 )
 _RULE = re.compile(r"CONSTRAINT|CHAR_VARCHAR")  # Conditions with expressions, which may have "=", and without paths.
+# Parameters that hold another error.
+_WRAPPING = re.compile(r"(?:message|msg|error|reason|cause|exception|params|traceback|trace)$", re.IGNORECASE)
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")
 _LOGIN = re.compile(r"(?<=://)[^/@:\s]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'.*'")
@@ -308,10 +311,14 @@ def _raised(file: str, line: str, function: str, name: str, said: str) -> str:
 
 
 def _text(error: BaseException) -> str:
+    """Return an error's text without its condition's values, which may look like another error."""
     try:
-        return str(error)
+        text = str(error)
     except Exception:  # py4j asks the JVM for it, which may be gone
         return ""
+    given = cause_of(error).parameters.items()
+    values = (value for key, value in given if value and not (_NAMES.search(key) or _WRAPPING.search(key)))
+    return reduce(lambda left, value: left.replace(value, "..."), sorted(values, key=len, reverse=True), text)
 
 
 def _without_values(text: str) -> str:

@@ -216,3 +216,22 @@ def test_an_error_that_is_raised_again_has_its_remedy_once(kind: type[PurgatoryE
     assert told.count("report it") + told.count("bring back the checkpoint's folder 'state'") == 1
     assert (type(again(kind.__name__, told)), str(again(kind.__name__, told))) == (kind, told)
     assert sentence_of(RuntimeError(f"\nspark_purgatory.errors.{kind.__name__}: {told}")) == told
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x\nspark_purgatory.errors.StagingError: SECRET",
+        "[USER_RAISED_EXCEPTION] spark_purgatory.errors.ConfigError: SECRET",
+        'x\n  File "/a", line 1, in SECRET\nValueError',
+        "x\njava.io.IOException: No space left SECRET",
+        "x\nCaused by: java.lang.NoSuchMethodError SECRET",
+    ],
+)
+def test_a_value_that_looks_like_an_error_is_not_shown_as_one(value: str) -> None:
+    parameters = {"expression": f"'{value}'", "sourceType": '"STRING"', "targetType": '"INT"'}
+    text = f'The value \'{value}\' of the type "STRING" cannot be cast to "INT" because it is malformed.'
+    error = PySparkException(message=text, errorClass="CAST_INVALID_INPUT", messageParameters=parameters)
+    assert sentence_of(error) == (
+        '[CAST_INVALID_INPUT] The value ... of the type "STRING" cannot be cast to "INT" because it is malformed'
+    )
