@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.errors import (
     BufferExhaustedError,
     ForeignWriterError,
+    SchemaMismatchError,
     StorageError,
     TableForgetsError,
     TableLostError,
@@ -130,6 +131,36 @@ def test_rows_that_break_a_rule_of_the_table_stop_the_query_at_once_and_arrive_w
     assert "however often it is tried" in found and "stay staged" in found and "start again" in found, found
     stream.spark.sql(f"ALTER TABLE {table} {undo}")
     assert stream.run(rows).numbers() == (every(2) if rule else every(2) - Counter([15]) + Counter([None]))
+
+
+def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_until_the_rows_are_put_right(
+    stream: Stream,
+) -> None:
+    stream.add(1).run(stream.rows())
+    alter = f"ALTER TABLE delta.`{stream.folder / 'table'}` "
+
+    def sql(*whats: str) -> None:
+        for what in whats:
+            stream.spark.sql(alter + what)
+
+    sql(
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
+        "'delta.minWriterVersion' = '5')"
+    )
+    query = staged(stream)
+    said = "version 2 of table .* renamed.* version 4, may be in columns"
+    with (
+        meanwhile("before commit", lambda: sql("RENAME COLUMN n TO m", "ADD COLUMNS (n bigint)")),
+        pytest.raises(SchemaMismatchError, match=said),
+    ):
+        query.drain()
+    for _ in range(2):
+        with pytest.raises(SchemaMismatchError, match=said):
+            Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
+    stream.spark.sql(f"UPDATE delta.`{stream.folder / 'table'}` SET m = n WHERE m IS NULL")
+    sql("SET TBLPROPERTIES ('spark_purgatory.columnsAsOf' = '4')")
+    Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
+    assert staged_files(stream) == []
 
 
 def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stream: Stream) -> None:

@@ -18,7 +18,7 @@ from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageEr
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging import ledger_format, staged_files
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.history import TableState
@@ -35,6 +35,8 @@ DRAIN_QUERY = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # A file is a task of the shuffle: it may be neither split nor merged with another one.
     "spark.sql.adaptive.enabled": "false",
+    # Another policy would cut numbers if someone creates the table meanwhile, with narrower columns.
+    "spark.sql.storeAssignmentPolicy": "ANSI",
     # A variant is read whole anyway, and Spark's reader of parts of one fails where it generates no code.
     "spark.sql.variant.pushVariantIntoScan": "false",
 }
@@ -101,6 +103,9 @@ class SparkActions:
                 state = self.target.state(spark, intent.base_version, app_id, intent)
                 found = self.truth.read_back(ledger, intent, state)
                 if isinstance(found, do.Found):
+                    before = ledger.before_version if ledger.drain is DrainState.WRITTEN else None
+                    before = intent.base_version if before is None else before
+                    self.target.check_written(state, before, found.commit.version)
                     self.target.keep(spark, app_id, found.commit.version)
                 return found
             case do.CleanUp():
@@ -115,7 +120,11 @@ class SparkActions:
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
         """Compare the table with the log at a start. TableLostError, ForeignWriterError."""
         intent = None if ledger.is_done else ledger.intent
-        return self.truth.look(ledger, self.target.state(spark, since(ledger), ledger.names.app_id, intent))
+        state = self.target.state(spark, since(ledger), ledger.names.app_id, intent)
+        looked = self.truth.look(ledger, state)
+        if intent is not None and looked.commit is not None:
+            self.target.check_written(state, intent.base_version, looked.commit.version)
+        return looked
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
@@ -228,10 +237,10 @@ class SparkActions:
         """Do step 5."""
         spark, intent = work.spark, action.intent
         checked, self._checked = self._checked, None
-        table_id = ledger.table_id or intent.table_id
-        state, pieces = checked or (self.check_table(spark, ledger, table_id, intent.schema), intent.taken)
-        if pieces:
+        if pieces := checked[1] if checked else intent.taken:
             self.check_pieces(spark, ledger, pieces)
+        table_id = ledger.table_id or intent.table_id
+        state = checked[0] if checked else self.check_table(spark, ledger, table_id, intent.schema)
         schema, files = StagedColumns.of(intent.schema).rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))

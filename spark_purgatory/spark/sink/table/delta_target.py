@@ -18,7 +18,7 @@ from spark_purgatory.spark.sink.table.column_rules import Taking, unfit
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, TableFacts, TableState, TableVersion
-from spark_purgatory.spark.sink.table.renames import UnknownColumnsError, followed
+from spark_purgatory.spark.sink.table.renames import UnknownColumnsError, followed, takes_names
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, moved, paths, with_names
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
 from spark_purgatory.spark.storage.spark_access import settings
@@ -166,6 +166,30 @@ class DeltaTarget(Target):
                 writer.saveAsTable(self.table)
             else:
                 writer.save(str(self.path))
+
+    def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
+        """A rename between its looks at the columns and at the history is seen whole by a second try."""
+        try:
+            return super().check(spark, table_id, schema)
+        except SchemaMismatchError:
+            if self._facts is None or not self._facts.may_be_renamed:
+                raise
+            return super().check(spark, table_id, schema)
+
+    def check_written(self, state: TableState, before: int, version: int) -> None:
+        """Delta looks for columns by name when a write begins, which is after the look at the table."""
+        facts, entries = state.facts, state.history.entries
+        changed = [entry.version for entry in entries if before < entry.version < version and takes_names(entry)]
+        if not changed or facts is None or not facts.may_be_renamed:
+            return
+        if facts.properties.get(COLUMNS_AS_OF) != str(version):
+            raise SchemaMismatchError(
+                f"version {changed[-1]} of table {self} renamed, dropped or replaced columns while a drain was "
+                f"written, so rows of the drain, version {version}, may be in columns that have their names now. "
+                f"Staged rows wait. Look at the rows that version {version} added, and put right what is in the wrong "
+                f"column. Then say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
+                f"'{version}'), and start again"
+            )
 
     def taking(self, spark: SparkSession) -> Taking:
         """The session lets Delta add columns, and the table lets it widen types."""

@@ -116,6 +116,15 @@ def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     return [ALL_NEW] if is_new else []
 
 
+def takes_names(entry: TableVersion) -> bool:
+    """Return True if a version may have given a column another one's name."""
+    try:
+        changes = changes_of(entry.operation, entry.parameters)
+    except UnknownColumnsError:
+        return True
+    return entry.operation == "RESTORE" or any(change.old is not None for change in changes)
+
+
 def _parts(path: str) -> Path:
     """Split a path of the history: parts with a dot are in back-ticks, and a back-tick is not doubled."""
     return tuple(dotted or plain for dotted, plain in re.findall(r"`(.+?)`(?=[.]|$)|([^.]+)", path))

@@ -101,6 +101,9 @@ class Target(ABC):
     def publish(self, spark: SparkSession, intent_uuid: str) -> None:  # noqa: B027
         """Add what `append` has written to the table, if the format `publishes`."""
 
+    def check_written(self, state: TableState, before: int, version: int) -> None:  # noqa: B027
+        """Raise SchemaMismatchError if columns changed names after ``before``, before a drain became ``version``."""
+
     def refresh(self, spark: SparkSession) -> None:  # noqa: B027
         """Let the session see what other sessions have committed."""
 
