@@ -325,3 +325,19 @@ def test_a_map_that_differs_has_another_hash(spark: SparkSession, wrong: str) ->
     columns = [T.StructType([T.StructField(name, rows.schema["m"].dataType)]) for name in "mw"]
     found = rows.select(*map(row_hash, columns)).first()
     assert found is not None and found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "one", "other"),
+    [
+        ("a string, b string", ("x", None), (None, "x")),
+        ("a array<string>", ([None],), ([],)),
+        ("a array<string>", ([],), (None,)),
+        ("a struct<b: string>", ((None,),), (None,)),
+        ("a struct<b: string, c: string>", (("x", None),), ((None, "x"),)),
+    ],
+)
+def test_the_row_hash_sees_where_a_null_is(spark: SparkSession, columns: str, one: Any, other: Any) -> None:
+    rows = spark.createDataFrame([one, other], columns)
+    hashes = {row[0] for row in rows.select(row_hash(rows.schema)).collect()}
+    assert len(hashes) == 2

@@ -46,6 +46,23 @@ def _plain_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, plain(field.type), nullable, field.metadata)
 
 
+def check_layout(batch: pa.RecordBatch) -> None:
+    """Raise ArrowInvalid for offsets beyond the values, which would end the process. A text may have any bytes."""
+    for column in batch.columns:
+        column.view(_with_bytes(column.type)).validate(full=True)
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return a type of `plain` with bytes in place of texts, at every depth."""
+    if pa.types.is_map(kind):
+        return pa.map_(_with_bytes(kind.key_type), _with_bytes(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_bytes(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+    return pa.binary() if pa.types.is_string(kind) else kind
+
+
 def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -> pa.Array:
     """Return a column's values as ``kind``, whose structs may have more fields, fewer, or another order of them.
 

@@ -7,67 +7,9 @@ next to the pieces (`staging_folder`).
 
 `next_action` chooses the next action from the ledger, the policy and the time alone. `apply` takes in the result;
 nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth` compares
-the ledger with the table. A crash between any two actions is a case of the table below.
+the ledger with the table. A crash between any two actions is a case of docs/protocol.md.
 
-Rows that count. Spark runs micro-batch b only after it has committed the state and offsets of every earlier one, so
-rows that were staged before b are final without a note. The rows of b are not final yet: after a crash Spark runs b
-again from the state before it, and rows, settings, or the user's own functions may differ by then. Only the rows of the
-run that Spark commits fit its state. Therefore drains are decided at the start of b, and take rows staged before it.
-
-Protocol for a micro-batch b. The first call of a run first settles what the last run left (D, E, F).
-
-1. Every micro-batch between the last intent's and b must be there, as a folder with rows or in a note of empty ones. If
-   one is missing, staged rows are lost: stop. If Spark lost its record that it committed b (entries of its ``commits``
-   are gone) and a drain has taken b, evaluate the DataFrame into ``noop`` (`Skip`), because Spark's state must be
-   committed. If its rows are not the rows that were taken, stop.
-2. Drains, as many as the policy wants now: 4 to 7.
-3. `Stage`: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
-   and then a record with their number and checksum. A micro-batch without rows gets a note. A new schema gets a note
-   once everything is drained. Runs are numbered: if several runs staged a micro-batch, the last run's folder counts. A
-   half-written folder does not count, and neither does a folder that an old run, still alive, writes later.
-   `Admit`: the micro-batch counts once it fits into buffer_memory. If it may not fit, files are counted and drained
-   first. A micro-batch that is larger than all of buffer_memory counts once nothing else is staged.
-
-A drain first counts the files that were staged since the last one (`Count`): many micro-batches in one job, as late as
-the policy allows (`backlog`).
-
-4. `Intend`: an entry of the log names N, the pieces taken, all pieces left, the last micro-batch, and the table's
-   version, which precedes N's. It supersedes all earlier entries.
-5. `Commit`: count and sum the rows of the pieces taken once more, unless that was done right before 4. Then write them
-   to the table, each row compared with its hash, marked with N and the intent's uuid. A thread does it (`Beside`) while
-   later micro-batches are staged; 6 and 7 follow between two of their actions. A flush and the end wait for the thread.
-6. `ReadBack`: find N and its uuid in the table's history, and compare the number of rows committed with the pieces'.
-7. `CleanUp`: write "done N". Then remove pieces that nothing names, and the entries before intent N but for the record
-   of a micro-batch that waits for room.
-
-Invariant: a row of a micro-batch before b is in a piece that the last intent left, in a folder of a later micro-batch
-(the last run's, if there are several), or in the table. It is in exactly one of them once the last intent is settled.
-Nothing is removed before the commit that took it was read back.
-
-| the run ended | the log has | the table has | the next run does |
-| --- | --- | --- | --- |
-| A. in 3, or after it, before Spark committed b | less than b counts | | b again, in a folder of its own |
-| B. later, and Spark's last commits were lost | b counts | | b again: step 1 |
-| C. before the intent of 4 | no intent N | N - 1 | the policy decides again |
-| D. after 4, before the commit of 5 | intent N, not done | N - 1 | 5 with the same pieces |
-| E. after 5 | intent N, not done | N | 6, 7 |
-| D or E | intent N, not done | its history was cut since the intent | 5 again, which the table skips in E; 7 |
-| F. in 7 | done N | N | 7 at the next drain; what was removed is no longer named |
-| G. and the table was dropped or replaced | its id, done N at version V | another id | stop: TableLostError |
-| G. and the table is an old copy of itself | done N at version V | no version V, or V is not N | stop: TableLostError |
-| G. and the table was restored to before drain N | done N at version V | V is not part of it | stop: TableLostError |
-| H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
-| H. and someone used its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
-| I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
-| J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| D. but its commit arrives later | intent N, not done | N - 1, then N | 5 again, which it skips or refuses; 6, 7 |
-| K. but lives on, and stages b like the next run | | | nothing: one folder counts, whichever run ended first |
-| L. but lives on, and both began at once | | | stop: ForeignWriterError |
-| M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
-
-Step 6 reads the history and does not rely on step 5: a table may *silently* skip a drain that it has, and an answer
-may be lost. If the history cannot tell, the drain is written again, and the table may skip it (`History`). Step 1
-never leaves a micro-batch unevaluated, or Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
+docs/protocol.md has the steps of a micro-batch by number, and the cases of a crash by letter.
 """
 
 from __future__ import annotations

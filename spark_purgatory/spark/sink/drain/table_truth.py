@@ -1,4 +1,4 @@
-"""A query's drains in the table, compared with those in the staging log: cases D, E, G, H of `protocol`.
+"""A query's drains in the table, compared with those in the staging log: cases D, E, G, H of docs/protocol.md.
 
 Nothing here reads the table; `spark_actions` does, and hands over a `TableState`.
 """

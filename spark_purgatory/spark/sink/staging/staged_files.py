@@ -325,8 +325,20 @@ def hash_names(taken: Sequence[str]) -> HashNames:
 
 
 def row_hash(schema: T.StructType) -> Column:
-    """Return 32 bits of all values of a row, the same under all settings of the session."""
-    return F.hash(*(_hashable(quoted(field.name), field.dataType) for field in schema.fields))
+    """Return 32 bits of all values of a row and of where it has nulls, the same under all settings of the session."""
+    columns = [(quoted(field.name), field.dataType) for field in schema.fields]
+    nulls = (null for column, kind in columns for null in _nulls(column, kind))
+    return F.hash(*(_hashable(column, kind) for column, kind in columns), *nulls)
+
+
+def _nulls(column: Column, kind: T.DataType) -> Iterator[Column]:
+    """Yield flags of nulls in a column and its fields, and sizes of arrays: Spark's hash skips a null."""
+    yield column.isNull()
+    if isinstance(kind, T.StructType):
+        for field in kind.fields:
+            yield from _nulls(column.getField(field.name), field.dataType)
+    elif isinstance(kind, T.ArrayType):
+        yield F.size(column)
 
 
 def _hashable(column: Column, kind: T.DataType) -> Column:
