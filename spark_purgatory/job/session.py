@@ -70,8 +70,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, s
     """Return the job's Spark settings. spark-submit's replace ours, and the file's replace both."""
     defaults = {
         "spark.app.name": config.name,
-        # A worker that dies is tried again only where a number of failures is given.
-        "spark.master": "local[*,4]",
+        "spark.master": "local[*,4]",  # A worker that dies is tried again only where a number of failures is given
         **DELTA_SETTINGS,
         **STATE_STORES[config.state_store],
         **QUIET,

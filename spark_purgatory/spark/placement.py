@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-PARTITIONS = "spark.sql.shuffle.partitions"
-"""The setting that fixes the number of a query's state partitions at its first start."""
+PARTITIONS = "spark.sql.shuffle.partitions"  # Fixes the number of a query's state partitions at its first start
 SEED = 42
 C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
-GROUPS_A_CORE = 2
-"""Partitions for each core if every key is a group: hashes fill them unevenly, and a free core takes another."""
+GROUPS_A_CORE = 2  # If every key is a group: hashes fill partitions unevenly, and a free core takes another
 
 
 def state_partitions(shards: int | None, cores: int | None) -> int | None:

@@ -127,10 +127,8 @@ class SortedRuns:
             size += len(self.runs[first])
         if first < len(self.runs):
             entries = np.concatenate((*self.runs[first:], entries))
-            # A directory would keep its run in memory.
-            self.directories = self.directories[:first]
-            # A stable sort of sorted pieces is a merge: 2 to 5 ns an entry.
-            entries.sort(kind="stable")
+            self.directories = self.directories[:first]  # A directory would keep its run in memory
+            entries.sort(kind="stable")  # A stable sort of sorted pieces is a merge: 2 to 5 ns an entry
         self.runs[first:] = [entries]
 
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:

@@ -23,8 +23,7 @@ from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-# Reasons why an event counted for no operation. The first mark that an event has gives its reason.
-REASONS = (
+REASONS = (  # Reasons why an event counted for no operation. The first mark that an event has gives its reason
     (EventMark.LATE, "late"),
     (EventMark.ENDED, "already ended"),
     (EventMark.NOT_TAKEN, "not taken"),

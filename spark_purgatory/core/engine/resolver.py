@@ -26,8 +26,7 @@ from spark_purgatory.core.spec.codes import EventKind, Status, among
 from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-# The reason of an outcome and its code, by status.
-REASONS = {
+REASONS = {  # The reason of an outcome and its code, by status
     Status.FAILED: ("keys failed and the criterion can no longer be met", "keys_failed"),
     Status.CANCELLED: ("an event cancelled the operation", "cancelled"),
 }

@@ -181,8 +181,7 @@ def has_repeats(hashes: Int64s) -> bool:
     tied = np.flatnonzero(prefixes[1:] == prefixes[:-1])
     if not len(tied):
         return False
-    # Few of those that share 36 bits are equal.
-    suspects = np.zeros(len(hashes), bool)
+    suspects = np.zeros(len(hashes), bool)  # Few of those that share 36 bits are equal
     suspects[tied] = suspects[tied + 1] = True
     ascending = sorted_runs.ordered(hashes[suspects])
     return bool((ascending[1:] == ascending[:-1]).any())

@@ -22,8 +22,7 @@ from spark_purgatory.core.spec.criteria import KEYED
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
-# Columns of a waiting operation, after its own.
-WAITING_FIELDS = (
+WAITING_FIELDS = (  # Columns of a waiting operation, after its own
     *(pa.field(name, pa.list_(pa.string())) for name in ("watch_keys", "missing_keys")),
     pa.field("matched", pa.int64()),
     pa.field("criterion", pa.string()),

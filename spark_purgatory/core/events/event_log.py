@@ -273,8 +273,7 @@ class EventLog:
         span is a position in ``entries``.
         """
         order = hash_order(hashes)
-        # Segments keep 36 bits of a hash; the keys are compared below.
-        ascending = hashes[order] & PREFIX_MASK
+        ascending = hashes[order] & PREFIX_MASK  # Segments keep 36 bits of a hash; the keys are compared below
         found = []
         for segment in self.segments:
             group, owner = _groups_of(segment, ascending, order)

@@ -132,8 +132,7 @@ def _reach(segment: EventSegment) -> Int64s:
     reach = _moved_to(segment)
     at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
     while True:
-        # Each round follows chains twice as far.
-        largest = _tables(reach)
+        largest = _tables(reach)  # Each round follows chains twice as far
         further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
         if np.array_equal(further, reach):
             return largest

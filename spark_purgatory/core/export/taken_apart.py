@@ -158,6 +158,5 @@ def _lists(offsets: Int64s, values: pa.Array) -> pa.ListArray:
 
 
 def _named(structs: pa.StructArray, names: list[str]) -> pa.StructArray:
-    """Rename the fields of structs."""
     fields = [field.with_name(name) for field, name in zip(structs.type, names, strict=True)]
     return pa.StructArray.from_arrays(structs.flatten(), fields=fields) if fields else structs

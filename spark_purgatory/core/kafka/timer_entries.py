@@ -54,8 +54,7 @@ class TimerEntries:
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         if live:
             due = due.compress(live(*self._pairs(due)))
-        # Each run's part ascends, and a stable sort merges them.
-        due.sort(kind="stable")
+        due.sort(kind="stable")  # Each run's part ascends, and a stable sort merges them
         if self.has_repeats:
             due = sorted_runs.each_once(due)
         ticks, rows = self._pairs(due)

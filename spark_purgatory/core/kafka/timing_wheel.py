@@ -99,8 +99,7 @@ class TimingWheel:
             first, last = self.clock // span + 1, to // span
             if last < first or not ring:
                 continue
-            # Queued buckets are within wheel_size - 1 of the clock's own.
-            ahead = self._turned(ring, first)
+            ahead = self._turned(ring, first)  # Queued buckets are within wheel_size - 1 of the clock's own
             due = ahead & ((1 << min(last - first + 1, self.wheel_size - 1)) - 1)
             if not due:
                 continue

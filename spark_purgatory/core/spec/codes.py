@@ -48,8 +48,7 @@ class Status(IntEnum):
     ORPHAN = 6
 
 
-# Names by code.
-RULES = tuple(rule.name.lower() for rule in Rule)
+RULES = tuple(rule.name.lower() for rule in Rule)  # Names by code
 KINDS = tuple(kind.name.lower() for kind in EventKind)
 STATUSES = tuple(status.name for status in Status)
 

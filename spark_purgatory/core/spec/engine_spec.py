@@ -16,8 +16,7 @@ from spark_purgatory.errors import ConfigError
 
 Orphans = Literal["none", "control", "all"]  # events that become ORPHAN rows if they count for no operation
 ROLES = ("id", "keys", "created_us", "deadline_us")  # engine columns that may be payload columns and are stored once
-# Fields that a fingerprint has under their names.
-AS_THEY_ARE = (
+AS_THEY_ARE = (  # Fields that a fingerprint has under their names
     "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
 ).split()
 MOVABLE = ("need", "tick_ms", "wheel_size")  # fields of a fingerprint that a move may change

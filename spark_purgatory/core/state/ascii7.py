@@ -36,8 +36,7 @@ def coded_size(size: int) -> int:
 def encode(data: Bytes) -> Bytes:
     """Code (n,) bytes as `coded_size(n)` bytes below 128."""
     groups = -(-len(data) // GROUP)
-    # The last group has no byte after it to be read along.
-    whole = max(groups - 1, 0)
+    whole = max(groups - 1, 0)  # The last group has no byte after it to be read along
     words = np.empty(groups, "<u8")
     for start in range(0, whole, BLOCK):
         block = words[start : min(start + BLOCK, whole)]

@@ -161,7 +161,6 @@ def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
 
 
 def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
-    """Return the engine of a state that belongs to the query."""
     counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
     purgatory, ids = engine.purgatory, engine.deduplication.ids

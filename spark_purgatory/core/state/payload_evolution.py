@@ -26,8 +26,7 @@ from spark_purgatory.core.state import payload_schema
 from spark_purgatory.core.state.payload_schema import conform, is_list, is_record, matched, plain, type_text, widens
 from spark_purgatory.errors import StateMismatchError
 
-LAST_DAY = 106_751_990
-"""Days from 1970 that a timestamp without a zone can hold, in both directions."""
+LAST_DAY = 106_751_990  # Days from 1970 that a timestamp without a zone can hold, in both directions
 
 
 @dataclass(frozen=True)

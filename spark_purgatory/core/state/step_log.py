@@ -34,8 +34,7 @@ from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionEr
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
 WHAT = "an entry of a shard's log"
-MOST_COMPRESSED = 1 << 15
-"""zstd's smallest block has 4 bytes and decodes to at most 128 KiB."""
+MOST_COMPRESSED = 1 << 15  # zstd's smallest block has 4 bytes and decodes to at most 128 KiB
 # The version of the engine's steps. A release in which a step may lead to another state raises it. Logs of earlier
 # releases are then refused, because outcomes of their replay could differ from those that have left.
 STEP_VERSION = 2  # 2: the order of a step's rows decides nothing

@@ -34,8 +34,7 @@ class Gauges(TypedDict):
     batch_id: int | None
 
 
-UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")
-"""Gauges that are None before the first micro-batch. The others are 0."""
+UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")  # None before the first micro-batch. The others are 0
 SUMS = ("received", "decided", "pending", "watched", "state_bytes")
 OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms")
 

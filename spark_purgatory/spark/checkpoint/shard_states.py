@@ -31,12 +31,11 @@ from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 BLOB_HOST = "applyInPandasWithState"
-OPERATORS = {
+OPERATORS = {  # Spark's names of the operators that hold our state, and the values of `Purgatory.host` for them
     BLOB_HOST: "applyInPandasWithState",
     "transformWithStateInPySparkExec": LOG_HOST,
     "transformWithStateInPandasExec": LOG_HOST,
 }
-"""Spark's names of the operators that hold our state, and the values of `Purgatory.host` for them."""
 HERE = list(OPERATORS)[1 if hasattr(GroupedData, "transformWithState") else 2]
 """The log host's operator in this Spark: in 4.0 the last. Spark refuses a checkpoint of another operator."""
 ROWS_A_BATCH = 1 << 16
@@ -54,15 +53,11 @@ class ShardStates:
     """The states after a micro-batch, one row for each shard (`states_in`)."""
 
     whole: DataFrame
-    heads: DataFrame
-    """The log host's states without snapshot and log, which is enough for `ShardState.metadata`."""
-    operator: str
-    """The operator that wrote them, of `OPERATORS`."""
+    heads: DataFrame  # The log host's states without snapshot and log, which is enough for `ShardState.metadata`
+    operator: str  # The operator that wrote them, of `OPERATORS`
     batch_id: int
-    watermark_ms: int
-    """The watermark with which the micro-batch decided; 0 if there was none yet."""
-    settings: Mapping[str, str]
-    """The settings that the checkpoint fixes for any session."""
+    watermark_ms: int  # The watermark with which the micro-batch decided; 0 if there was none yet
+    settings: Mapping[str, str]  # The settings that the checkpoint fixes for any session
 
     @property
     def partitions(self) -> int:

@@ -22,18 +22,14 @@ from spark_purgatory.spark.host.worker import end_task, prepare_worker
 from spark_purgatory.spark.placement import shard_label
 
 OPERATIONS, EVENTS = 0, 1
-GATHER_BYTES = 32 << 20
-"""Rows are gathered up to this size before they are split into few large blobs. A worker holds twice this."""
-ROUTES = ("route", "key_hashes", "key_hash")
-"""The columns that may choose a row's shard. The first that a table has is taken."""
-EXCHANGE_SETTINGS: Mapping[str, str] = {
+GATHER_BYTES = 32 << 20  # Rows are gathered up to this size, then split into large blobs. A worker holds twice this
+ROUTES = ("route", "key_hashes", "key_hash")  # They may choose a row's shard. The first that a table has does
+EXCHANGE_SETTINGS: Mapping[str, str] = {  # Settings of a session that make the exchange cheaper. Results are the same
     # With a limit, Spark adds up the size of all columns after each row, which is a quarter of the cost of handing rows
     # to Python. Without one, spark.sql.execution.arrow.maxRecordsPerBatch alone cuts batches.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
 }
-"""Settings of a session that make the exchange cheaper. Results are the same."""
-SOCKET_FOLDER_LIMIT = 64
-"""The most characters of a folder for Spark's sockets: a socket's path has at most 107, and its name takes 42."""
+SOCKET_FOLDER_LIMIT = 64  # The most characters of a folder of sockets: a path has at most 107, and its name takes 42
 
 Batches = Iterator[pa.RecordBatch]
 WATERMARK_METADATA = "spark.watermarkDelayMs"

@@ -67,23 +67,20 @@ from spark_purgatory.spark.host.worker import prepare_worker
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])
 NUMBER = T.StructType([T.StructField("entry", T.LongType())])
 
-FAILPOINTS = tuple(
+FAILPOINTS = tuple(  # The points where a crash could matter, each an argument of `LogHost.reached`
     "before step, after step, after load, before log, after log, before snapshot, between snapshot and log, "
     "after snapshot, before head, after head".split(", ")
 )
-"""The points where a crash could matter, each an argument of `LogHost.reached`."""
 
 
 @dataclass(frozen=True)
 class LogHostOptions:
     """The host's settings next to the engine's spec."""
 
-    shards: int
-    """The number of shards; 0 if every key has a group of its own."""
+    shards: int  # The number of shards; 0 if every key has a group of its own
     max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
-    clock_delay_ms: int = 0
-    """How far the engines' clock is behind Spark's watermark."""
+    clock_delay_ms: int = 0  # How far the engines' clock is behind Spark's watermark
 
 
 class LogHost(StatefulProcessor):

@@ -24,12 +24,10 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
-    # transformWithState runs on no other store.
-    PROVIDER: ROCKSDB,
+    PROVIDER: ROCKSDB,  # transformWithState runs on no other store
     # A commit uploads the writes of the micro-batch. Without it, whole files of RocksDB are uploaded.
     CHANGELOG: "true",
-    # With it, each write first reads the old value, for a snapshot megabytes that nobody looks at.
-    COUNT_ROWS: "false",
+    COUNT_ROWS: "false",  # With it, each write first reads the old value, for a snapshot megabytes that nobody looks at
     # A run that has ended cannot overwrite the state of the next one. Spark 4.0 cannot read states of this format.
     **({} if pyspark.__version__.startswith("4.0.") else {FORMAT_VERSION: "2"}),
 }
@@ -42,11 +40,10 @@ PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + 
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
 """Spark's messages for the log host. Protobuf generated them, and only a protobuf of the same age can import them."""
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
-ONLY_WITH_ROWS = (
+ONLY_WITH_ROWS = (  # The consequence of `NO_DATA` = false, and the remedy
     "an operation whose deadline the watermark has passed gets its outcome only when further rows arrive: set "
     f"idle_after= of operations and completions, or {NO_DATA} = true before the query starts"
 )
-"""The consequence of `NO_DATA` = false, and the remedy."""
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 FILE_MANAGER, LOCAL_FILES = "spark.sql.streaming.checkpointFileManagerClass", "spark.hadoop.fs.file.impl"
 KEEPS_OLD_FILES = "FileSystemBasedCheckpointFileManager"

@@ -46,10 +46,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class _Kept:
-    engine: EventTimePurgatory | None
-    """None after it was released."""
-    token: str
-    """Empty during a step, and from then on if the step fails."""
+    engine: EventTimePurgatory | None  # None after it was released
+    token: str  # Empty during a step, and from then on if the step fails
     spec_digest: str
     size: int = 0
     asked_at: float = field(default_factory=time.monotonic)
@@ -110,8 +108,7 @@ class WarmEngines:
                 raise TimeoutError
             return warm_messages.receive_answer(connection)
         except (OSError, EOFError):
-            # The worker has ended, or belongs to another machine.
-            self._forget_client(holder)
+            self._forget_client(holder)  # The worker has ended, or belongs to another machine
             return None
 
     def step(self, request: Request) -> Answer | None:

@@ -18,16 +18,12 @@ from spark_purgatory import errors
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import PurgatoryError
 
-LONGEST_ADDRESS = 100
-"""Bytes of a socket's path. The system takes 107 at most."""
+LONGEST_ADDRESS = 100  # Bytes of a socket's path. The system takes 107 at most
 BACKLOG = 64
-MOST_CONNECTIONS = 256
-"""Each worker of the executor has one connection, with a thread here. Further ones are closed at once."""
+MOST_CONNECTIONS = 256  # One for each worker, with a thread here. Further ones are closed at once
 MOST_LINE_BYTES = 1 << 20
-MOST_BLOB_BYTES = (1 << 31) - 1
-"""The longest binary value that Spark has."""
-TIME = struct.Struct("ll")
-"""``struct timeval``: seconds and microseconds."""
+MOST_BLOB_BYTES = (1 << 31) - 1  # The longest binary value that Spark has
+TIME = struct.Struct("ll")  # ``struct timeval``: seconds and microseconds
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class Request:
 
     shard_id: str
     token: str
-    next_token: str
-    """The engine's token after the step."""
+    next_token: str  # The engine's token after the step
     spec_digest: str
     step: Step
     shards: int
@@ -50,14 +45,12 @@ class Answer:
     """The result of a step."""
 
     outcomes: bytes | None
-    counted: dict[str, int]
-    """The increase of `calls.counts_of` in the step."""
+    counted: dict[str, int]  # The increase of `calls.counts_of` in the step
     due_ms: int | None
     gauges: dict[str, Any]
     tally: dict[str, Any]
     warm_bytes: int
-    holder: str = ""
-    """Address of the worker that holds the engine after the step; empty if none does."""
+    holder: str = ""  # Address of the worker that holds the engine after the step; empty if none does
     snapshot: bytes | None = None
 
 

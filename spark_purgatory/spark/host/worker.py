@@ -19,23 +19,18 @@ from pathlib import Path
 import pyarrow as pa
 
 SWITCH = "SPARK_PURGATORY_TUNE_WORKERS"
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Numbers of ``malloc.h``."""
-KEPT_BYTES = 256 << 20
-"""Freed memory that a worker keeps for its next task."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # Numbers of ``malloc.h``
+KEPT_BYTES = 256 << 20  # Freed memory that a worker keeps for its next task
 MOST_OLD_GLIBC_TAKES = 32 << 20
 """An older glibc refuses a larger M_MMAP_THRESHOLD. No glibc raises it from 128 KiB by itself after it was set once."""
-HELD_TO_FREE = 5
-"""A worker that holds engines may have a fifth of their bytes, and `FREE_BYTES`, as freed memory."""
+HELD_TO_FREE = 5  # A worker that holds engines may have a fifth of their bytes, and `FREE_BYTES`, as freed memory
 FREE_BYTES = 64 << 20
 TASK_SPACE = 32
 """A task may need this many times its input bytes: they are read, decoded, sorted, packed and sent. So workers with
 tasks of 2 MB and more keep their memory. When tasks of 10 MB gave it back and took it again, page faults were a quarter
 of the workers' CPU."""
-TASK_HALF_LIFE_SECONDS = 5.0
-"""The need of the largest task counts half as much after this time."""
-TRIM_PART = 0.01
-"""The share of its time that a worker may spend on giving memory back."""
+TASK_HALF_LIFE_SECONDS = 5.0  # The need of the largest task counts half as much after this time
+TRIM_PART = 0.01  # The share of its time that a worker may spend on giving memory back
 
 
 def prepare_worker() -> None:

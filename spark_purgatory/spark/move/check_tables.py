@@ -16,8 +16,7 @@ from spark_purgatory.spark.move.tables import COPY_AGAIN, ROW, manifest_of, read
 from spark_purgatory.spark.operator.stream_plan import Query
 
 FAULTS_DDL = "column string, what string, rows bigint, remedy string"
-CHECKED_IN = 64
-"""Groups in which rows are checked. Rows of one identity are in the same group."""
+CHECKED_IN = 64  # Groups in which rows are checked. Rows of one identity are in the same group
 
 
 def check_arguments(partitions: object, removed: Mapping[str, int], tables: str | None) -> None:

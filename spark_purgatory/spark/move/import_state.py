@@ -26,13 +26,12 @@ from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, settings_at_start, told
 
-ONE_BATCH: Mapping[str, str] = {
+ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # One file has a partition's state, and the moved checkpoint gives it the number of its own micro-batch.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
-"""Settings of the micro-batch that imports."""
 
 
 def import_tables(

@@ -24,11 +24,9 @@ class OldCheckpoint:
 
     path: str
     query_id: str
-    batch_id: int
-    """The last micro-batch that is committed."""
+    batch_id: int  # The last micro-batch that is committed
     partitions: int
-    offsets: dict[int, str]
-    """The texts of the last two micro-batches, and of one that was begun, by micro-batch."""
+    offsets: dict[int, str]  # The texts of the last two micro-batches, and of one that was begun, by micro-batch
     has_staging: bool
 
     @staticmethod

@@ -18,11 +18,10 @@ from pyspark.sql import types as T
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.errors import ConfigError
 
-PLACED: dict[type[T.DataType], tuple[str, str]] = {
+PLACED: dict[type[T.DataType], tuple[str, str]] = {  # Bounds of local times, which are more than a day inside int64
     T.DateType: ("date'-290307-01-01'", "date'+294246-12-31'"),
     T.TimestampNTZType: ("timestamp_ntz'-290307-01-01 00:00:00'", "timestamp_ntz'+294246-12-31 00:00:00'"),
 }
-"""Bounds of local times, which are more than a day inside int64."""
 US_PER_SECOND = 1_000_000
 
 

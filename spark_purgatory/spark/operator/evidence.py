@@ -15,8 +15,7 @@ from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, Evidence
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import columns_of
 
-VALUE, EVENT_ID = "value", "event_id"
-"""Fields of an event in an outcome, if the query has them."""
+VALUE, EVENT_ID = "value", "event_id"  # Fields of an event in an outcome, if the query has them
 
 
 def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:

@@ -17,8 +17,7 @@ from spark_purgatory.errors import ConfigError
 
 ALLOWED = "strings, whole numbers, decimals, booleans, dates, timestamps and binary have one text for each value"
 EPOCH = "timestamp_ntz'1970-01-01 00:00:00'"
-LAST_DAY = 106_751_990
-"""Days from 1970 to the end of int64 microseconds, rounded down. Dates within them have a timestamp_ntz."""
+LAST_DAY = 106_751_990  # Days from 1970 to the end of int64 microseconds. Dates within have a timestamp_ntz
 LEVEL_KEYS = "criterion.levels (its keys)"
 COMPARED = (
     ("operations.keys", "completions.key"),
@@ -32,8 +31,7 @@ TIMES = (T.DateType, T.TimestampNTZType, T.TimestampType)
 KEY_TYPES = (T.BooleanType, T.IntegralType, T.DecimalType, T.BinaryType, T.StringType, *TIMES)
 """Types of keys, each before the types to which its values can be cast."""
 
-FieldTypes = Mapping[str, T.DataType]
-"""Types of keys by the name of their field, for an array the type of its elements."""
+FieldTypes = Mapping[str, T.DataType]  # By the name of their field, for an array the type of its elements
 
 
 def check_key_type(kind: T.DataType, field: str) -> None:

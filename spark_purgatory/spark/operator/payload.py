@@ -19,7 +19,7 @@ from spark_purgatory.core.state.payload_schema import SPARK_TYPE, UTC
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.nested import within
 
-CASTS = {
+CASTS = {  # The remedy for a type that Spark does not hand over to Python
     T.YearMonthIntervalType: (
         "cast it to string, or send its months, extract(year from c) * 12 + extract(month from c), and convert them "
         "back with make_ym_interval(0, months)"
@@ -28,7 +28,6 @@ CASTS = {
     T.CharType: "cast it to string",
     T.VarcharType: "cast it to string",
 }
-"""The remedy for a type that Spark does not hand over to Python."""
 NOTED_TYPES = (T.DayTimeIntervalType, getattr(T, "TimeType", T.DayTimeIntervalType))
 """Types that become one type in Arrow. Spark has TIME since 4.1."""
 IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arrow_schema).parameters else {}

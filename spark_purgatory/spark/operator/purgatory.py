@@ -91,10 +91,8 @@ class Plan:
     """The engine's spec, and other properties that follow from the types of both inputs' columns."""
 
     spec: EngineSpec
-    several_keys: bool
-    """True if an operation may have several keys."""
-    schema: T.StructType
-    """The columns of the outcomes."""
+    several_keys: bool  # True if an operation may have several keys
+    schema: T.StructType  # The columns of the outcomes
     is_broadcast: bool
 
 

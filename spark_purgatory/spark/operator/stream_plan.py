@@ -31,14 +31,12 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import schema_of, schema_text
 from spark_purgatory.spark.storage.spark_access import settings
 
-EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"
-"""The plan of a frame, then a node with a unique name."""
-IN_FULL: Mapping[str, str] = {
+EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"  # A frame's plan, then a node with a unique name
+IN_FULL: Mapping[str, str] = {  # The settings with which EXPLAIN leaves nothing out of a plan
     "spark.sql.maxPlanStringLength": f"{2**31 - 16}b",
     "spark.sql.debug.maxToStringFields": "25",
     "spark.sql.redaction.string.regex": "(?!)",  # matches nothing
 }
-"""The settings with which EXPLAIN leaves nothing out of a plan."""
 NODE = re.compile(r"([ :]*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)", re.DOTALL)
 """A node of a plan's tree: three characters for each level above it, ``~`` if it streams, its name, the rest."""
 WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
@@ -86,8 +84,7 @@ class Query:
     spec: EngineSpec
     shards: int | None
     host: str
-    route: str = "key"
-    """The field that chooses an operation's shard: "key", "id" or "scope"."""
+    route: str = "key"  # The field that chooses an operation's shard: "key", "id" or "scope"
     sources: tuple[str, ...] = field(default=(), compare=False)
     """The texts of the plan's sources. Spark opens those with equal texts once."""
 

@@ -30,8 +30,7 @@ _AGAIN = (
     "bring it back from a copy, or remove {}: Spark then runs that micro-batch again, whose rows a RecordAccumulator "
     "writes once"
 )
-Logs = Mapping[str, Mapping[int, str]]
-"""The entries of each folder: the name of the file by its number."""
+Logs = Mapping[str, Mapping[int, str]]  # The entries of each folder: the name of the file by its number
 READ_FAULTS: tuple[type[Exception], ...] = (ValueError, *SPARK_FAULTS)
 
 
