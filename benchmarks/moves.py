@@ -84,7 +84,7 @@ def measure(spark: SparkSession, waiting: int, shards: int) -> None:
             seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
             assert moved.operations == waiting
             print(
-                f"{waiting:,} waiting, {moved.shards_before} to {wanted} shards, {moved.state_bytes:,} bytes: "
+                f"{waiting:,} waiting, {moved.before.shards} to {wanted} shards, {moved.before.state_bytes:,} bytes: "
                 f"{seconds:.1f} s, {cpu:.1f} CPU s; at the peak {peak.driver_bytes / 1e6:,.0f} MB of driver and its "
                 f"JVM, {peak.worker_bytes / 1e6:,.0f} MB of Python workers",
                 flush=True,

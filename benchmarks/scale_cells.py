@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -28,12 +28,13 @@ from benchmarks.contenders import ROCKSDB, Contender, purgatory_of
 from benchmarks.inputs import read_sides
 from benchmarks.long_run import FIRST_STEADY_BATCH, Marks, streamed
 from benchmarks.process_tree import worker_bytes
-from benchmarks.scale_model import BLOB, CELLS, LOG, QUANTITIES, SPREAD, Cell
-from benchmarks.workload_l import Ended, Shape, ended_at_last, prepared
+from benchmarks.scale_model import CELLS, COLUMNS, QUANTITIES, SPREAD, Cell
+from benchmarks.workload_l import Ended, Shape, ended_at_last, prepared, waiting_after
+from spark_purgatory.cost import BLOB, LOG
 from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
 
 MINUTES, BATCHES = 120, 7
-LOADS = [  # Waiting, operations of a micro-batch, keys, shards, cores, state partitions
+LOADS = [  # What waits at first, operations of a micro-batch, keys, shards, cores, state partitions
     *((1_000_000, 10_000, 1, shards, 2, 2) for shards in (2, 4, 8)),
     *((waiting, 10_000, 3, shards, 2, 2) for waiting, shards in ((10_000, 2), (100_000, 8))),
     *((10_000, 10_000, 1, shards, 2, 2) for shards in (2, 4, 8)),
@@ -49,6 +50,20 @@ LOADS = [  # Waiting, operations of a micro-batch, keys, shards, cores, state pa
 ]
 
 
+@dataclass(frozen=True)
+class Design:
+    """What is chosen of a cell."""
+
+    host: str
+    loaded: int
+    """Operations of the first micro-batch."""
+    operations: int
+    keys: int
+    shards: int
+    cores: int
+    partitions: int
+
+
 class Used(Marks):
     """The marks of a run, with the bytes that shuffles wrote."""
 
@@ -62,8 +77,8 @@ class Used(Marks):
         super().begin(batch, batch_id)
 
 
-def run_once(cell: Cell) -> Cell:
-    """Return the cell with what was found, in a context and a checkpoint of its own."""
+def run_once(cell: Design) -> Cell:
+    """Return what was found, in a context and a checkpoint of its own."""
 
     def build(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
         operations, events = read_sides(spark, folder)
@@ -75,7 +90,7 @@ def run_once(cell: Cell) -> Cell:
     partitions = {"spark.sql.shuffle.partitions": str(cell.partitions)}
     given = {**harness.local_sockets(), **ROCKSDB, **TRANSFORM_WITH_STATE_SETTINGS, **partitions}
     spark = harness.session(master=f"local[{cell.cores}]", settings=given)
-    workload = prepared(Shape(cell.waiting, cell.operations, BATCHES, MINUTES), harness.SEED, harness.WORK)
+    workload = prepared(Shape(cell.loaded, cell.operations, BATCHES, MINUTES), harness.SEED, harness.WORK)
     with TemporaryDirectory(prefix="scale-", dir=harness.WORK) as folder:
         used, contender = Used(Path(folder)), Contender(cell.host, "", build, True)
         used.store = spark.sparkContext._jsc.sc().statusStore()
@@ -95,28 +110,36 @@ def run_once(cell: Cell) -> Cell:
     ms = [it["durationMs"]["triggerExecution"] for it in progress if it["numInputRows"]][FIRST_STEADY_BATCH:]
     totals = cycles["cpu_s"], cycles["checkpoint_bytes"], used.shuffled[1] - used.shuffled[0]
     found = (median(ms), *(each / cycles["cycles"] for each in totals), workers, alive, min(ms), max(ms))
-    events = round(median(workload.event_rows[FIRST_STEADY_BATCH:]))
-    return replace(cell, events=events, found=dict(zip((*QUANTITIES, *SPREAD), found, strict=True)))
-
-
-def design(cell: Cell) -> tuple[str, ...]:
-    """Return what is chosen of a cell, as the file has it."""
-    return tuple(str(getattr(cell, each.name)) for each in fields(Cell)[:-1] if each.name != "events")
+    return Cell(
+        host=cell.host,
+        waiting=round(mean(waiting_after(workload.drawn)[FIRST_STEADY_BATCH:-1])),
+        operations=cell.operations,
+        events=round(median(workload.event_rows[FIRST_STEADY_BATCH:])),
+        keys=cell.keys,
+        shards=cell.shards,
+        cores=cell.cores,
+        partitions=cell.partitions,
+        is_broadcast=cell.keys > 1,
+        found=dict(zip((*QUANTITIES, *SPREAD), found, strict=True)),
+    )
 
 
 def runs() -> Counter[tuple[str, ...]]:
     """Return the number of runs in `CELLS` by design."""
-    rows = [line.split(",") for line in CELLS.read_text(encoding="utf-8").splitlines()]
-    return Counter((*row[:3], *row[4:8]) for row in rows)
+    names = [each.name for each in fields(Design)]
+    with CELLS.open(encoding="utf-8") as file:
+        return Counter(tuple(row[name] for name in names) for row in csv.DictReader(file))
 
 
-def append(cell: Cell) -> None:
+def append(design: Design, cell: Cell) -> None:
     """Append a line to `CELLS`."""
     commit = subprocess.check_output(["git", "log", "-1", "--format=%h"], text=True).strip()
     with CELLS.open("a", encoding="utf-8", newline="") as file:
-        told = [*asdict(cell).values()][:-1]
+        told = [getattr(cell, name) for name in COLUMNS]
         numbers = (float(f"{number:.4g}") for number in cell.found.values())
-        csv.writer(file, lineterminator="\n").writerow([*told, *numbers, commit, round(os.getloadavg()[0], 1)])
+        csv.writer(file, lineterminator="\n").writerow(
+            [*told, *numbers, commit, round(os.getloadavg()[0], 1), design.loaded]
+        )
 
 
 def main(
@@ -127,14 +150,14 @@ def main(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     harness.WORK.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + 60 * minutes
-    cells = [Cell(host, *load[:2], 0, *load[2:]) for load in LOADS for host in (BLOB, LOG)]
+    designs = [Design(host, *load) for load in LOADS for host in (BLOB, LOG)]
     for host in (BLOB, LOG) * 2:  # A JVM's first minutes are another thing
-        run_once(Cell(host, 10_000, 10_000, 0, 1, 8, 2, 2))
+        run_once(Design(host, 10_000, 10_000, 1, 8, 2, 2))
     for number in range(rounds):
         ran = runs()
-        for cell in sorted(cells[:: -1 if number % 2 else 1], key=lambda cell: ran[design(cell)]):
+        for each in sorted(designs[:: -1 if number % 2 else 1], key=lambda each: ran[tuple(map(str, astuple(each)))]):
             if time.monotonic() < until_s:
-                append(done := run_once(cell))
+                append(each, done := run_once(each))
                 print(f"round {number}, load {os.getloadavg()[0]:.0f}: {done}", flush=True)
 
 

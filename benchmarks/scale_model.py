@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -19,10 +19,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spark_purgatory.cost import BLOB, LOG, Load
+
 CELLS = Path(__file__).with_name("scale_cells.csv")
-BLOB, LOG = "applyInPandasWithState", "transformWithState"
 QUANTITIES = ("ms", "cpu_s", "state_bytes", "shuffle_bytes", "worker_bytes", "driver_bytes")
 SPREAD = ("lowest_ms", "highest_ms")
+COLUMNS = ("host", "waiting", "operations", "events", "keys", "shards", "cores", "partitions")
+"""The columns of a cell before it is measured."""
+ROWS = 3
+"""The position of the rows in `Load.terms`."""
 PREDICTED = 0.25
 TOLERATED = {"ms": 1.0, "cpu_s": 0.45, "state_bytes": 0.45, "worker_bytes": 0.3, "driver_bytes": 0.55}
 """Larger errors of the worst cell; docs/how_far.md says why."""
@@ -33,64 +38,50 @@ LOADS = ",".join(str(10**power) for power in range(4, 10))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A load, and what a micro-batch of it needs."""
+class Cell(Load):
+    """A load that was measured, or is like one."""
 
-    host: str
-    waiting: int
-    operations: int
-    """Rows that arrive in a micro-batch, as those of events."""
-    events: int
-    keys: int
-    shards: int
-    cores: int
-    partitions: int
-    """State partitions: tasks of the stage that holds the state."""
     found: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What was measured, by the names of `QUANTITIES`."""
 
     def terms(self, quantity: str) -> list[float]:
-        """Return what the coefficients multiply: 1, tasks, shards, rows sent, more keys, what waits, its more keys."""
-        workers = min(self.cores, self.partitions)
-        tasks = workers if quantity == "worker_bytes" else self.partitions
+        """Return what the coefficients multiply, as `Load` does for the quantities that users are shown."""
         if quantity == "driver_bytes":  # Rows and states do not come to the driver
-            return [1.0]
-        at_once = workers if quantity == "ms" else 1
-        sent = self.operations + self.events * (1 if self.keys == 1 else self.shards)
-        one_by_one = quantity == "worker_bytes" and self.host == BLOB
-        held = self.waiting * workers // self.shards if one_by_one else self.waiting
-        more = self.keys - 1
-        work = (tasks, self.shards, sent, self.operations * more, held, held * more)
-        return [1.0, *(each / at_once for each in work)]
+            return [1]
+        first, *work = super().terms(quantity)
+        at_once = min(self.cores, self.partitions) if quantity == "ms" else 1
+        return [first, *(each / at_once for each in work)]
 
 
 def read_cells(path: Path = CELLS) -> list[Cell]:
     """Return the measured cells in ascending order, each with the medians of its runs."""
     runs: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    names = [each.name for each in fields(Cell)][:-1]
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            runs.setdefault(tuple(row[name] for name in names), []).append(row)
+            runs.setdefault(tuple(row[name] for name in COLUMNS), []).append(row)
     cells = []
     for (host, *counts), rows in runs.items():
         waiting, operations, events, keys, shards, cores, partitions = map(int, counts)
         found = {name: median(float(row[name]) for row in rows) for name in QUANTITIES}
-        cells.append(Cell(host, waiting, operations, events, keys, shards, cores, partitions, found))
-    return sorted(cells, key=lambda cell: [getattr(cell, name) for name in names])
+        cells.append(Cell(host, waiting, operations, events, keys, shards, cores, partitions, keys > 1, found=found))
+    return sorted(cells, key=lambda cell: [getattr(cell, name) for name in COLUMNS])
 
 
-def fitted(cells: Sequence[Cell], quantity: str) -> np.ndarray:
-    """Return coefficients that are not negative, by least squares of the relative errors."""
+def fitted(cells: Sequence[Cell], quantity: str, a_row: float = 0) -> np.ndarray:
+    """Return coefficients that are not negative, by least squares of the relative errors; ``a_row``: that of rows."""
     terms = np.array([cell.terms(quantity) for cell in cells]) / np.array([[cell.found[quantity]] for cell in cells])
-    used = [column for column in range(terms.shape[1]) if terms[:, column].any()]
+    used = [column for column in range(terms.shape[1]) if terms[:, column].any() and not (a_row and column == ROWS)]
     scale = terms.max(axis=0)
+    rest = 1 - a_row * terms[:, ROWS] if a_row else np.ones(len(cells))
     while True:
-        part = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(cells)), rcond=None)[0]
+        part = np.linalg.lstsq(terms[:, used] / scale[used], rest, rcond=None)[0]
         if part.min() >= 0:
             break
         used.pop(int(part.argmin()))
     coefficients = np.zeros(terms.shape[1])
     coefficients[used] = part / scale[used]
+    if a_row:
+        coefficients[ROWS] = a_row
     return coefficients
 
 
@@ -102,6 +93,8 @@ class Model:
         for cell in cells:
             by_host.setdefault(cell.host, []).append(cell)
         self.of = {(host, name): fitted(own, name) for host, own in by_host.items() for name in QUANTITIES}
+        # A row takes the same way through both hosts, but beside a state that is rewritten the cells do not show it.
+        self.of[BLOB, "cpu_s"] = fitted(by_host[BLOB], "cpu_s", float(self.of[LOG, "cpu_s"][ROWS]))
 
     def predicted(self, cell: Cell) -> dict[str, float]:
         """Return the quantities of a micro-batch."""
@@ -119,15 +112,14 @@ def load(host: str, waiting: int, rows: float, interval: float, keys: int, shard
     """Return the cell of a micro-batch; where ``rows`` a second are 0, operations wait for an hour on average."""
     operations = round((rows / 1.75 or waiting / 3600) * interval)
     shards = shards or max(cores, 8, waiting // WAITING_A_SHARD[host])
-    return Cell(host, waiting, operations, operations * 3 // 4, keys, shards, cores, min(shards, cores))
+    return Cell(host, waiting, operations, operations * 3 // 4, keys, shards, cores, min(shards, cores), keys > 1)
 
 
 def table_of(title: str, rows: Iterable[tuple[Cell, Iterable[str]]]) -> Table:
     """Return a table of cells, each with texts by quantity."""
-    names = [each.name for each in fields(Cell)][:-1]
-    table = Table(*names, *QUANTITIES, title=title, title_justify="left")
+    table = Table(*COLUMNS, *QUANTITIES, title=title, title_justify="left")
     for cell, texts in rows:
-        table.add_row(cell.host, *(f"{getattr(cell, name):,}" for name in names[1:]), *texts)
+        table.add_row(cell.host, *(f"{getattr(cell, name):,}" for name in COLUMNS[1:]), *texts)
     return table
 
 

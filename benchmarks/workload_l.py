@@ -182,6 +182,16 @@ def clocks_ms(drawn: Draw) -> list[int | None]:
     return [int(time_us) // 1000 if time_us >= 0 else None for time_us in np.minimum(*latest)]
 
 
+def waiting_after(drawn: Draw) -> list[int]:
+    """How many operations wait after each batch, which decides by the clock of the one before."""
+    clocks_us = [0, *((clock_ms or 0) * 1000 for clock_ms in clocks_ms(drawn))]
+    arrived = np.cumsum(np.bincount(drawn.operation_batch, minlength=drawn.batches))
+    completed = np.cumsum(np.bincount(drawn.event_batch[drawn.completes], minlength=drawn.batches))
+    expire_us = np.sort(drawn.deadline_us[~drawn.completes])
+    expired = np.searchsorted(expire_us, clocks_us[: drawn.batches], side="right")
+    return [int(each) for each in arrived[: drawn.batches] - completed[: drawn.batches] - expired]
+
+
 def prepared(shape: Shape, seed: int, root: Path) -> Workload:
     """The workload below ``root``, written now unless it lies there from an earlier run."""
     return stored(draw(shape, seed), root / f"{shape.name}-{seed}", tail_batches=0)

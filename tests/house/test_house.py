@@ -34,9 +34,10 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "schema": frozenset({"schema", "core", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
     "readable": frozenset(),
+    "cost": frozenset(),
     "metrics": frozenset({"metrics", "config", "schema", "errors", "readable"}),
     "spark": frozenset(
-        {"spark", "core", "accumulator", "config", "schema", "metrics"}
+        {"spark", "core", "accumulator", "config", "cost", "schema", "metrics"}
         | {"errors", "readable", "version", "worker_python"}
     ),
     "testing": ANYTHING,
@@ -56,6 +57,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "accumulator": frozenset(),
     "terminal": frozenset({"rich"}),
     "errors": frozenset(),
+    "cost": frozenset(),
     "spark": INSTALLED_ALWAYS | {"delta", "py4j", "pyspark"},
     "metrics": INSTALLED_ALWAYS | {"prometheus_client", "opentelemetry", "grafana_foundation_sdk"},
     "testing": ANYTHING,
@@ -91,7 +93,7 @@ ROOMS_APART = frozenset(
 )
 """(place, room, other): pairs that the order would let pass and that know nothing of each other."""
 
-PURE_AREAS = frozenset({"core", "accumulator"})
+PURE_AREAS = frozenset({"core", "accumulator", "cost"})
 PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (

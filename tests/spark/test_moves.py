@@ -210,7 +210,11 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
     refused("source='nowhere://lake/old' cannot be read", source="nowhere://lake/old")
     dry = move_checkpoint(stream.spark, outcomes, source=str(stream.checkpoint), target=str(target), dry_run=True)
     assert not target.exists()
-    assert "would move" in str(dry)
+    assert "would move" in str(dry) and "a micro-batch after the move: about " in str(dry)
+    assert [dry.before.shards, dry.before.waiting] == [3, sum(stream.waiting().values())]
+    batches, rows = dry.batch_id + 1, batches_of(stream.drawn, 2, 1)[0]
+    assert dry.after.operations * batches == pytest.approx(len(rows.operations))
+    assert dry.after.events * batches == pytest.approx(len(rows.events))
     copy = stream.folder / "copy"
     shutil.copytree(stream.checkpoint, copy)
     copied = json.loads((copy / "metadata").read_text())

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.export.put_together import history_of
 from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
 from spark_purgatory.core.state.blob import read_blob, shard_count
 from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of
@@ -20,8 +21,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, told_by_states
 from spark_purgatory.spark.operator.payload import schema_text
 
-FACTS = ("spec", "columns", "roles", "sources", "texts", "event_columns", "event_value")
-"""The facts about its query in a state."""
+FACTS = ("spec", "columns", "roles", "sources", "texts", "event_columns", "event_value")  # Those about its query
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,13 @@ class ShardFacts:
     tally: dict[str, Any]
     watermark_ms: int
     shards: int | None
-    payload: str | None
-    """The schema of the operations' own columns (`schema_text`); None if nothing waits."""
-    carried: str | None
-    """The schema of the events' columns that outcomes carry."""
-    event_id: str
-    """Arrow type of event ids."""
+    payload: str | None  # The schema of the operations' own columns (`schema_text`); None if nothing waits
+    carried: str | None  # The schema of the events' columns that outcomes carry
+    watched: int  # Pairs of a waiting operation and a key
+    event_id: str  # Arrow type of event ids
     events: int
     state_bytes: int
-    differences: list[str]
-    """Why the new query cannot take it over."""
-
-    def of_query(self) -> dict[str, Any]:
-        """Return the facts that identify the state's query, for an export."""
-        return {"facts": self.facts, "payload": self.payload, "carried": self.carried}
+    differences: list[str]  # Why the new query cannot take it over
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,12 @@ class Survey:
     @property
     def operations(self) -> int:
         """The number of operations that wait."""
-        return sum(Tally(**each.tally).pending for each in self.found)
+        return self.tally.pending
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of all shards."""
+        return Tally(**history_of([each.tally for each in self.found]))  # type: ignore[arg-type]
 
     @property
     def watermark_ms(self) -> int:
@@ -100,6 +98,7 @@ def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any
     yield {
         "facts": {name: facts[name] for name in FACTS},
         "tally": facts["tally"],
+        "watched": facts["gauges"]["watched"],
         "watermark_ms": facts["numbers"]["watermark_ms"],
         "event_id": str(event_ids[0]) if event_ids else "",
         "shards": shard_count(blob) or None,

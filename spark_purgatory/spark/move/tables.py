@@ -23,7 +23,7 @@ from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.export.checked import TABLES
-from spark_purgatory.core.export.put_together import Dealt, history_of, most_of_any_shard, plain, put_together
+from spark_purgatory.core.export.put_together import Dealt, most_of_any_shard, plain, put_together
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import inspect, payload_of
@@ -48,8 +48,7 @@ SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}  # The number of e
 COPY_AGAIN = "copy table 'counts' from the export again, unchanged"
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 ROW = "row"  # The column with the number of each row.
-DEDUPLICATED_IN = 64
-"""Groups of events by key, in which copies are found."""
+DEDUPLICATED_IN = 64  # Groups of events by key, in which copies are found
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,11 @@ class Manifest:
 
     query_id: str
     batch_id: int
-    watermark_ms: int
-    """The latest watermark of an engine."""
+    watermark_ms: int  # The latest watermark of an engine
     shards: int | None
     host: str
-    history: dict[str, Any]
-    """The shards' counts since the query began, by field of `Tally`."""
-    queries: list[dict[str, Any]]
-    """The different `ShardFacts.of_query` of the states."""
+    history: dict[str, Any]  # The shards' counts since the query began, by field of `Tally`
+    queries: list[dict[str, Any]]  # The different facts of the states about their query
     rows: dict[str, int]
 
 
@@ -154,14 +150,15 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
 
 def manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
     """Return the manifest of an export of a query's checkpoint."""
-    queries = sorted({json.dumps(each.of_query(), sort_keys=True) for each in found.found})
+    told = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
+    queries = sorted({json.dumps(each, sort_keys=True) for each in told})
     return Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
         watermark_ms=found.watermark_ms,
         shards=found.found[0].shards,
         host=found.states.host,
-        history=history_of([each.tally for each in found.found]),
+        history=vars(found.tally),
         queries=[json.loads(text) for text in queries],
         rows=rows,
     )
