@@ -82,7 +82,7 @@ def _faults(name: str, rows: DataFrame, rules: TableRules) -> list[Fault]:
         identity = [F.col("id"), F.col("keys")[0]][: rules.spec.identity_width]
         by = [F.when(F.col("id").isNull(), by[0]).otherwise(F.xxhash64(*identity))]
         if "operation" in rows.columns:
-            fields = [F.col("operation").getField(field).alias(field) for field in (rules.roles or {}).values()]
+            fields = [F.col("operation").getField(field).alias(field) for field in {*(rules.roles or {}).values()}]
             own = F.struct(F.lit(True).alias("is_there"), *fields)
             rows = rows.withColumn("operation", F.when(F.col("operation").isNotNull(), own))
     elif name == "events":
