@@ -6,37 +6,7 @@ The state that Spark keeps for a shard::
     snapshot  the whole engine, as the other host's blob (`engine_snapshot`)
     log       the steps since the snapshot, one entry each, by number (`step_log`)
 
-A call has these steps. The names in brackets are those of `FAILPOINTS`.
-
-1. Read the head. A shard without one is new.
-2. Warm: ask the head's holder to make the step with the engine that it holds (`warm_engines`). [before step]
-   Cold, if no engine with the head's token is held: read snapshot and log, load the engine [after load], make the
-   step, and hold the engine from then. [after step]
-3. Write the step into the log under the next number. If the log has grown long, write the engine as the snapshot
-   instead, and clear the log. [before log, after log; before snapshot, between snapshot and log, after snapshot]
-4. Write the head, with a new random token. [before head, after head]
-5. Set Spark's timer to the engine's next deadline, and return the outcomes.
-
-Spark commits all writes of a micro-batch together or none of them, so a shard's head, snapshot and log always match.
-The invariant: **loading a shard's committed state gives the engine that made its last committed step, and an engine in
-memory is used only if its token is the committed one.**
-
-=========================================== ==========================================================================
-failure                                     consequence
-=========================================== ==========================================================================
-a task fails after its step, and is         the held engine has a token that was never committed, so the repeated task
-repeated                                    loads the committed state
-a speculative attempt                       one attempt finds the engine, and the other loads the state. The attempt
-                                            that Spark commits decides which token counts
-the holder or its executor is lost          its socket is closed: the shard is loaded again, and held by its new loader
-a restart                                   the same; in the same session, workers may still keep the engines
-an old holder is alive                      it is not asked, or has another token; its engine makes room when stale
-a micro-batch is evaluated twice            the second evaluation loads the state, which is right but slow
-the disk is full                            Spark commits nothing, as after a failed task
-max_warm_bytes is reached                   shards that do not fit are loaded in each micro-batch
-a clock jumps far ahead                     shards beyond `LogHost.most_expired_bytes` expire when the watermark next
-                                            moves
-=========================================== ==========================================================================
+docs/protocol.md has the steps of a call, and what follows from each failure.
 
 Timers fire at ``timer <= watermark``, after the partition's rows, and the engine expires at ``deadline <= watermark``.
 So the timer is the deadline. Spark's late filter never drops a row, because its marked column is always null.
