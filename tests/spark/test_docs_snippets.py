@@ -22,7 +22,7 @@ from spark_purgatory.cli import app
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
-from tests.support.doc_page import BLOCK, FRAGMENTS, IN_TURN, WIDTH, Page
+from tests.support.doc_page import BLOCK, DOCS, FRAGMENTS, IN_TURN, WIDTH, Page
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -115,6 +115,21 @@ def test_parts_of_programs_run_one_after_the_other(spark: SparkSession, folder: 
     assert rows.where("status = 'COMPLETED'").count() == 10
     assert spark_purgatory.__version__ in printed.getvalue()
     assert [row.expired for row in names["told"]] == [0.0] * 10
+
+
+def test_the_merge_recipe_keeps_the_first_outcome_of_an_id(spark: SparkSession, folder: Path) -> None:
+    """After the page's run, o-1 (COMPLETED) arrives again after its deadline, and o-4 arrives late, twice."""
+    source = DOCS / "how-to" / "other_sinks.md"
+    page = page_of(source.read_text(encoding="utf-8"), source.name, folder, spark)
+    page.run()
+    paid = page.names["orders"].where("order_id = 'o-1'").limit(1)
+    new = paid.selectExpr("'o-4' as order_id", "ordered_at")
+    paid.union(new).union(new).coalesce(1).write.mode("append").parquet(f"{folder}/orders")
+    states = f"{folder}/order_states"
+    spark.sql("select 'o-4' as order_id, 'OPEN' as state").write.format("delta").mode("append").save(states)
+    page.names["writer"].start().awaitTermination()
+    found = {row.order_id: row.state for row in spark.read.format("delta").load(states).collect()}
+    assert found == {"o-1": "COMPLETED", "o-2": "EXPIRED", "o-3": "OPEN", "o-4": "EXPIRED"}
 
 
 def test_the_tutorial_has_blocks_of_every_kind(spark: SparkSession) -> None:
