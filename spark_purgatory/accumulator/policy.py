@@ -10,20 +10,7 @@ A batch goes when it is full, has lingered, or everything must go, but not while
 also sends the first batches of all other partitions of a node, because a request costs little. A commit costs seconds
 and leaves small files, so only batches go along that are nearly full or have nearly lingered.
 
-Worked example: batches of 100 bytes, linger 10 ms, backoff 5 ms (a test asserts it)::
-
-    at 0   append a, 60 bytes to x      batch 0 opened                  x: [0]
-           append b, 50 bytes to x      no room: 0 closed, 1 opened     x: [0, 1]
-           append c, 10 bytes to x      into 1                          x: [0, 1]
-           ripe                         x: two batches wait
-           drain x                      0: one batch a partition        x: [1]
-    at 1   retry 0                      back at the front               x: [0, 1]
-           ripe                         nothing: 0 backs off
-    at 3   append d, 20 bytes to y      batch 2 opened                  x: [0, 1]  y: [2]
-    at 6   ripe, drain x; complete 0    x: two batches wait             x: [1]     y: [2]
-           ripe                         nothing: 1 and 2 linger
-    at 10  ripe                         x has lingered; y half as long, and goes along
-           drain x and y; complete both                                 x: []      y: []
+docs/accumulator.md has a worked example.
 """
 
 from __future__ import annotations

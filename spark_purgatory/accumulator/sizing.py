@@ -16,12 +16,7 @@ With ``keep`` = 0.5 an observation counts half as much as the next one of the sa
 ``PRIOR_STAGED_BYTES`` that were committed at ``PRIOR_RATIO``. A new partition starts at the ratio of its table, with
 the prior's weight. Observed ratios are cut at ``MIN_RATIO`` and ``MAX_RATIO``, so their mean stays within bounds.
 
-Worked example, keep 0.5, prior 1 MiB at 1.0 (a test asserts it)::
-
-    32,768 rows staged in 4 MiB         ratio 1                                row bytes 128
-    4 MiB staged, committed in 2 MiB    ratio (0.5 + 2) / (0.5 + 4) = 5/9      row bytes 71.1
-    8 MiB staged, committed in 4 MiB    ratio (1.25 + 4) / (2.25 + 8) = 21/41  row bytes 65.6
-    a file of 16 MiB then takes 255,903 rows
+tests/unit/test_accumulator_sizing.py has a worked example.
 """
 
 from __future__ import annotations
