@@ -12,13 +12,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.errors import ConfigError, TableLostError
+from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.sink_queries import HOUR, staged_for
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
+ZONE = "spark.sql.session.timeZone"
 
 
 def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: Stream) -> None:
@@ -167,6 +169,51 @@ def test_a_clone_over_the_table_takes_back_what_was_delivered(spark: SparkSessio
         assert stream.table().where("a = concat('A', n) AND b = concat('B', n)").count() == 20
         spark.sql("DROP TABLE backup")
     spark.sql("DROP TABLE cloned")
+
+
+@pytest.mark.parametrize("name", ["", "texts"])
+def test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """'x' came back as 'x    ': Spark shows both types as string."""
+    spark.sql(f"CREATE TABLE texts (n bigint, v varchar(3), c char(5)) USING delta LOCATION '{tmp_path / 'table'}'")
+    place = {"table": name} if name else {"path": str(tmp_path / "table")}
+    stream = Stream(spark, tmp_path, RecordAccumulator(**place)).add(1)
+    rows = stream.rows().selectExpr("n", "'ab ' AS v", "'x' AS c")
+    with pytest.raises(SchemaMismatchError, match=r"it pads texts with spaces \(CHAR\) in c\. .* TYPE STRING"):
+        stream.run(rows)
+    spark.sql("ALTER TABLE texts ALTER COLUMN c TYPE STRING")
+    assert Counter(map(tuple, stream.run(rows).table().collect())) == Counter((n, "ab ", "x") for n in range(10))
+    spark.sql("DROP TABLE texts")
+
+
+@pytest.mark.parametrize("name", ["", "timed"])
+def test_times_in_a_partition_column_are_the_same_in_a_zone_with_summer_time(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """Delta reads them out of folders' names: 01:30 UTC came back as 00:30, for both are 02:30 in Berlin."""
+    place = {"table": name} if name else {"path": str(tmp_path / "table")}
+    stream = Stream(spark, tmp_path, RecordAccumulator(**place, partition_by=["at"]))
+    began = 1_792_886_400  # 2026-10-25 00:00 UTC.
+    with settings(spark, {ZONE: "Europe/Berlin"}):
+        stream.add(1).run(stream.rows().selectExpr("n", f"timestamp_seconds({began} + 1800 * n) AS at"))
+        stream.add(1).run(stream.rows().selectExpr("n", f"timestamp_seconds({began} + 1800 * n) AS at"))
+        assert spark.conf.get(ZONE) == "Europe/Berlin"
+        found = stream.table().selectExpr("n", "unix_seconds(at)").collect()
+    assert Counter(map(tuple, found)) == Counter((n, began + 1800 * n) for n in range(20))
+    spark.sql("DROP TABLE IF EXISTS timed")
+
+
+def test_what_the_table_computes_from_times_has_the_sessions_zone(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "n bigint, at timestamp, day date GENERATED ALWAYS AS (CAST(at AS date))"
+    spark.sql(f"CREATE TABLE days ({columns}) USING delta PARTITIONED BY (at)")
+    stream = Stream(spark, tmp_path, RecordAccumulator(table="days"))
+    with settings(spark, {ZONE: "Europe/Berlin"}):  # Midnight there is 22:00 UTC.
+        stream.add(1).run(
+            stream.rows().selectExpr("n", "timestamp'2026-09-21 20:30:00Z' + make_dt_interval(0, n) AS at")
+        )
+        assert Counter(str(row["day"]) for row in stream.table().collect()) == {"2026-09-21": 2, "2026-09-22": 8}
+    spark.sql("DROP TABLE days")
 
 
 def version_time(stream: Stream, version: int) -> str:

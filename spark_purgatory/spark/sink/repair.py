@@ -34,10 +34,8 @@ class Conflict(NamedTuple):
 def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
     """Return the intents of one number that differ, with the true one.
 
-    Raises:
-        ConfigError: The checkpoint does not belong to a sink.
-        ForeignWriterError: The table has a commit of someone else.
-        StagingError: Other entries differ, or one is damaged.
+    Raises ConfigError if the checkpoint does not belong to a sink, ForeignWriterError if the table has a commit of
+    someone else, StagingError if other entries differ, or one is damaged.
     """
     place = StagingFolder.of(spark, checkpoint)
     by_name: dict[str, list[LogEntry]] = {}

@@ -173,7 +173,9 @@ class Sender:
                 def commit(own: SparkSession) -> do.Result:
                     return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
 
-                if work.batch_id is not None and not work.flush and self.beside.begin(work.spark, commit):
+                # Without a micro-batch the session is the user's, and partitions may need another time zone.
+                in_thread = bool(self.target.partition_by) if work.batch_id is None else not work.flush
+                if in_thread and self.beside.begin(work.spark, commit):
                     return do.Begun()
         return self.actions.carry_out(action, self.ledger, work)
 

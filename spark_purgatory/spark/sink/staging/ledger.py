@@ -149,9 +149,8 @@ class Ledger:
         without rows that Spark's own ``repartition`` made. Returns the first micro-batch that was not found, or
         ``before``.
 
-        Raises:
-            StagingError: The rows of a folder are not those of its record.
-            ForeignWriterError: Two runs staged a micro-batch at once.
+        Raises StagingError if the rows of a folder are not those of its record, ForeignWriterError if two runs staged a
+        micro-batch at once.
         """
         found: dict[int, dict[str, list[Piece]]] = {}
         last_run = max([NO_BATCH, *(run.run for run in self.empty), *([self.intent.run] if self.intent else [])])

@@ -66,12 +66,7 @@ def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> N
 
 
 def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
-    """Return the ledger that the entries of a log describe.
-
-    Raises:
-        ForeignWriterError: Two writers made entries of one name.
-        StagingError: An entry lacks a field.
-    """
+    """Return the ledger that a log's entries describe. StagingError, ForeignWriterError if two have the same name."""
     known: dict[str, LogEntry] = {}
     for entry in entries:
         other = known.setdefault(entry.name, entry)

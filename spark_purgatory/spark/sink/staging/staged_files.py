@@ -107,9 +107,7 @@ def evaluate(rows: DataFrame, rules: Rules) -> Contents:
 def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[Contents, int]:
     """Write the rows of a micro-batch over an earlier try, evaluating it once. Return contents and plain bytes.
 
-    Raises:
-        ConfigError: No sink could take one of the rows.
-        StagingError: The rows cannot be written.
+    Raises ConfigError for a row that no sink could take, StagingError if the rows cannot be written.
     """
     seen = Observation()
     checked = rules.hashed(rows, seen)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.Int
 SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
 FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}  # Whole numbers up to here are exact.
 MAX_DIGITS = 99  # More than any type has.
+TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"  # Metadata of a column with char or varchar: Spark shows both as string.
 
 
 def unfit(
@@ -132,6 +134,12 @@ def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) ->
             yield from changed(part, other, f"{path}.{name}", taking)
     elif not (_may_cast(staged, there) or (taking.widens and _may_cast(there, staged))):
         yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
+
+
+def is_padded(staged: T.StructField, there: T.StructField) -> bool:
+    """Return True if a column of the table has a char, which pads texts, and that of the rows is not the same."""
+    kind = there.metadata.get(TEXT_TYPE, "")
+    return kind != staged.metadata.get(TEXT_TYPE) and re.search(r"\bchar\(", kind) is not None
 
 
 def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking: Taking) -> Iterator[str]:

@@ -40,6 +40,8 @@ AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 TYPE_WIDENING = "typeWidening"
+SESSION_ZONE, UTC_FOLDERS = "spark.sql.session.timeZone", "spark.databricks.delta.write.utcTimestampPartitionValues"
+COMPUTING = frozenset({"allowColumnDefaults", "checkConstraints", "generatedColumns"})  # In the session's time zone.
 
 
 class DeltaTarget(Target):
@@ -161,7 +163,7 @@ class DeltaTarget(Target):
             writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
         # A write that creates a table by name reads it from the session only, where other threads' writes find it, too.
         named = {USER_METADATA: metadata} if self.table and self._facts is None else {}
-        with settings(rows.sparkSession, named | self._lean(rows.sparkSession)):
+        with settings(rows.sparkSession, named | self._zone(rows) | self._lean(rows.sparkSession)):
             if self.table:
                 writer.saveAsTable(self.table)
             else:
@@ -263,6 +265,17 @@ class DeltaTarget(Target):
                 "change the order of the stream's columns with select"
             )
         return True
+
+    def _zone(self, rows: DataFrame) -> dict[str, str]:
+        """Return the time zone to write in. Delta reads a timestamp's partition value back out of its folder's name,
+        and in a zone with summer time two hours of a year have the same name.
+        """
+        facts = self._facts
+        folders = {name.lower() for name in (facts.partition_by if facts else self.partition_by)}
+        times = {field.name.lower() for field in rows.schema.fields if isinstance(field.dataType, T.TimestampType)}
+        computes = facts is not None and not COMPUTING.isdisjoint(facts.features)
+        in_utc = not computes and rows.sparkSession.conf.get(UTC_FOLDERS, "true") == "true"
+        return {SESSION_ZONE: "UTC"} if in_utc and folders & times else {}
 
     def _lean(self, spark: SparkSession) -> dict[str, str]:
         """Return the number of tasks that read the log of a small table, unless the session has chosen one."""

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns
+from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns, is_padded
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
@@ -213,15 +213,16 @@ class Target(ABC):
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
         """Raise SchemaMismatchError if the table does not take rows of such columns."""
         taking, or_adding = self.taking(spark), f", or set {self.adding}=true" if self.adding else ""
-        known = {field.name.lower(): field.dataType for field in there.fields}
+        known = {field.name.lower(): field for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
         strange = [] if taking.adds else [field.name for field in new]
         other = [
             change
             for field in staged.fields
             if field not in new
-            for change in changed(field.dataType, known[field.name.lower()], field.name, taking)
+            for change in changed(field.dataType, known[field.name.lower()].dataType, field.name, taking)
         ]
+        padded = [field.name for field in staged.fields if is_padded(field, known.get(field.name.lower(), field))]
         if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
             known_names = len(staged.fields) - len(strange)
             has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
@@ -243,6 +244,9 @@ class Target(ABC):
                 "the stream instead. Then start again"
             )
             faults.append((f"has other types for {', '.join(other)}", casting))
+        if padded:
+            changing = f"For each run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING, and start again"
+            faults.append((f"pads texts with spaces (CHAR) in {', '.join(padded)}", changing))
         if faults:
             lacks, remedies = zip(*faults, strict=True)
             raise SchemaMismatchError(
