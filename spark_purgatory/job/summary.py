@@ -23,7 +23,7 @@ from spark_purgatory.terminal import say
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 NOTHING_LOST = "Nothing lost"
 BUT_REJECTED = "No operation is lost, but the events of this run were rejected"
-WRONG_SUM = "DOES NOT ADD UP, please report it with this line"
+WRONG_SUM = "DOES NOT ADD UP. If nobody deleted rows of the table, please report it with this line"
 
 
 @dataclass(frozen=True)

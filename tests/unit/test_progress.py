@@ -140,7 +140,10 @@ def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> 
             JobTally(10, 8, 2),
             "1 row(s) of the table are not of this checkpoint: 10 received = 8 with an outcome, 9 in the",
         ),
-        (JobTally(12, 9, 2), "DOES NOT ADD UP, please report it with this line: 12 received"),
+        (
+            JobTally(12, 9, 2),
+            "DOES NOT ADD UP. If nobody deleted rows of the table, please report it with this line: 12 received",
+        ),
     ):
         with console.capture() as shown:
             print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t", Totals())

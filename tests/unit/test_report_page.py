@@ -91,7 +91,7 @@ def test_what_expires_as_the_watermark_moves_adds_up() -> None:
         ({"gauges": Gauges(**{**GAUGES, "watermark_ms": 0})}, "<b>There is no watermark yet</b>"),
         (
             {"summary": Summary({"EXPIRED": 99}, {}, [], JobTally(140, 100, 30))},
-            "<b>DOES NOT ADD UP, please report it with this line</b>",
+            "<b>DOES NOT ADD UP. If nobody deleted rows of the table, please report it with this line</b>",
         ),
     ],
 )

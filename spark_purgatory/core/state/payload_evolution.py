@@ -91,7 +91,7 @@ class Comparison:
         if not alike:
             return
         names = " and ".join(f"'{path}{each.name}'" for each in alike)
-        only_case = any(each.name.casefold() == held.name.casefold() for each in alike)
+        only_case = any(each.name.lower() == held.name.lower() for each in alike)
         case = " (spark.sql.caseSensitive is true)" if only_case else ""
         yield (
             f"column '{at}' is in the checkpoint and not in the query, and {names}{case} of the same type is in the "
@@ -115,7 +115,7 @@ class Comparison:
         return next((role for name, role in self.fixed.items() if inside.startswith(f"{self._known(name)}.")), None)
 
     def _known(self, path: str) -> str:
-        return path if self.case_sensitive else path.casefold()
+        return path if self.case_sensitive else path.lower()
 
 
 @dataclass(frozen=True)

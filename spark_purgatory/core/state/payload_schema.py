@@ -49,17 +49,20 @@ def _plain_field(field: pa.Field) -> pa.Field:
 def check_layout(batch: pa.RecordBatch) -> None:
     """Raise ArrowInvalid for offsets beyond the values, which would end the process. A text may have any bytes."""
     for column in batch.columns:
-        column.view(_with_bytes(column.type)).validate(full=True)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            column.view(_with_bytes(column.type)).validate(full=True)
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type of `plain` with bytes in place of texts, at every depth."""
+    """Return a type of `plain` with bytes in place of texts, and nulls allowed, at every depth."""
     if pa.types.is_map(kind):
         return pa.map_(_with_bytes(kind.key_type), _with_bytes(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_bytes(kind.value_type)))
+        return pa.list_(_with_bytes(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
     return pa.binary() if pa.types.is_string(kind) else kind
 
 
@@ -132,11 +135,11 @@ def matched(held: Sequence[str], wanted: Sequence[str], case_sensitive: bool = F
     if not case_sensitive:
         left: dict[str, list[int]] = {}
         for name, i in at.items():
-            left.setdefault(name.casefold(), []).append(i)
-        asked = [name.casefold() for name, i in zip(wanted, order, strict=True) if i < 0]
+            left.setdefault(name.lower(), []).append(i)
+        asked = [name.lower() for name, i in zip(wanted, order, strict=True) if i < 0]
         for i, name in enumerate(wanted):
-            found = left.get(name.casefold(), [])
-            if order[i] < 0 and len(found) == 1 and asked.count(name.casefold()) == 1:
+            found = left.get(name.lower(), [])
+            if order[i] < 0 and len(found) == 1 and asked.count(name.lower()) == 1:
                 order[i] = found[0]
     return order, sorted(set(range(len(held))) - set(order))
 

@@ -87,8 +87,8 @@ def pending_in(
 
 def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.StructField]:
     added = spark_types([field.with_name(prefix + field.name) for field in fields])
-    taken = {name.casefold() for name in own.names}
-    if clash := [name for name in added.names if name.casefold() in taken]:
+    taken = {name.lower() for name in own.names}
+    if clash := [name for name in added.names if name.lower() in taken]:
         raise ConfigError(
             f"the operations have a column {', '.join(clash)} of their own: give pending() a prefix=, such as 'waits_'"
         )

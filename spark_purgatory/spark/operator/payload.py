@@ -84,8 +84,8 @@ def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operatio
 
 
 def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -> None:
-    counts = Counter(name if case_sensitive else name.casefold() for name in names)
-    twice = [name for name in names if counts[name if case_sensitive else name.casefold()] > 1]
+    counts = Counter(name if case_sensitive else name.lower() for name in names)
+    twice = [name for name in names if counts[name if case_sensitive else name.lower()] > 1]
     if twice:
         listed = ", ".join(repr(path + name) for name in twice)
         raise ConfigError(f"{side} have columns of one name, {listed}: rename or drop all but one")
