@@ -161,8 +161,7 @@ _NAMES = re.compile(
     r"|CONSTRAINT\w*\.expression)$"
 )
 _RULE = re.compile(r"CONSTRAINT|CHAR_VARCHAR")  # Conditions with expressions, which may have "=", and without paths.
-# Parameters that hold another error.
-_WRAPPING = re.compile(r"(?:message|msg|error|reason|cause|exception|params|traceback|trace)$", re.IGNORECASE)
+_WRAPPING = re.compile(r"(?i)(?:message|msg|error|reason|cause|exception|params|trace(?:back)?)$")  # Another error.
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")
 _LOGIN = re.compile(r"(?<=://)[^/@:\s]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'.*'")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import (
     BufferExhaustedError,
     ForeignWriterError,
@@ -25,8 +26,9 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.closed_tables import closed
-from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -161,6 +163,46 @@ def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_unt
     sql("SET TBLPROPERTIES ('spark_purgatory.columnsAsOf' = '4')")
     Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
     assert staged_files(stream) == []
+
+
+def test_a_rename_between_the_looks_at_columns_and_history_is_seen_whole(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add(1).run(stream.rows())
+    table = f"delta.`{stream.folder / 'table'}`"
+    stream.spark.sql(
+        f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', "
+        "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5')"
+    )
+    query = staged(stream)
+    columns_now, renamed = DeltaTarget.columns_now, list[int]()
+
+    def late(target: DeltaTarget, *given: Any) -> Any:
+        if not renamed:
+            renamed.append(1)
+            stream.spark.sql(f"ALTER TABLE {table} RENAME COLUMN n TO m")
+        return columns_now(target, *given)
+
+    monkeypatch.setattr(DeltaTarget, "columns_now", late)
+    query.drain()
+    assert renamed
+    assert sorted(row["m"] for row in stream.spark.table(table).collect()) == sorted(every(2).elements())
+
+
+def test_a_table_that_someone_makes_before_the_first_drain_cuts_no_number(stream: Stream) -> None:
+    name, settings = "made_meanwhile", stream.spark.conf
+    stream.sink = RecordAccumulator(table=name, **HOUR)
+    stream.add(1)
+    staged_for(stream, stream.sink, stream.rows().selectExpr("n + 3000000000 AS n"))
+    settings.set("spark.sql.storeAssignmentPolicy", "LEGACY")
+    try:
+        made = meanwhile("before commit", lambda: stream.spark.sql(f"CREATE TABLE {name} (n int) USING delta"))
+        with made, pytest.raises(StorageError, match="CAST_OVERFLOW_IN_TABLE_INSERT"):
+            Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
+        assert stream.spark.table(name).collect() == []
+    finally:
+        settings.unset("spark.sql.storeAssignmentPolicy")
+        stream.spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
 def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stream: Stream) -> None:

@@ -15,6 +15,7 @@ from spark_purgatory.spark.sink.table.renames import (
     UnknownColumnsError,
     changes_of,
     followed,
+    takes_names,
 )
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
@@ -185,3 +186,22 @@ def test_names_are_read_as_the_history_has_them() -> None:
     assert renames("id", "the id") == [Change(("id",), ("the id",))]
     assert changes_of(*dropped("s.`b.c`")) == [Change(old=("s", "b.c"))]
     assert changes_of(*added("s.`b.c`")) == [Change(new=("s", "b.c"))]
+
+
+@pytest.mark.parametrize(
+    ("step", "taken"),
+    [
+        (renamed("a", "b"), True),
+        (dropped("a"), True),
+        (restored(1), True),
+        (("CLONE", {}), True),
+        (("CREATE OR REPLACE TABLE", {}), True),
+        (("RENAME COLUMN", {}), True),  # Its parameters are lost.
+        (added("a"), False),
+        (("WRITE", {}), False),
+        (("OPTIMIZE", {}), False),
+    ],
+)
+def test_a_version_may_have_given_a_column_another_ones_name(step: Step, taken: bool) -> None:
+    (entry,) = history(step, first=5).entries
+    assert takes_names(entry) is taken

@@ -358,3 +358,17 @@ def test_a_log_is_replayed_to_the_end_of_time() -> None:
 if __name__ == "__main__":
     GOLDEN_ENTRY.write_bytes(write_entry(golden_step()))
     GOLDEN_HEAD.write_bytes(write_head(HEAD))
+
+
+@pytest.mark.parametrize("host_column", ["id", "key"])
+def test_an_entry_with_a_text_that_is_not_utf8_is_replayed(host_column: str) -> None:
+    rows = [{"id": "o", "keys": "a", "created": 1_000, "deadline": 9_000, "rule": None, "need": None, "level": None}]
+    table = operations_table(rows, several=False)
+    name = "id" if host_column == "id" else "keys"
+    at = table.column_names.index(name)
+    table = table.set_column(at, name, pa.array([b"\xff"], pa.binary()).view(pa.string()))
+    spec = EngineSpec(criteria.any_key())
+    entry = write_entry(Step(0, [to_blob(table)]))
+    engine = EventTimePurgatory(spec)
+    step_log.replay(engine, [entry])
+    assert engine.outcomes.tally.pending == 1

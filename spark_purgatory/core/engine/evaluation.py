@@ -277,10 +277,8 @@ def _last_maxima(spans: list[Spans]) -> tuple[Int64s, Numbers, Int64s]:
     first = [bisect_within(each, span.group_start, at, each[at], after=False) for span, each, at in of_each]
     owner = np.concatenate([span.owner for span in spans])
     time_us = np.concatenate([span.segment.time_us[at] for span, at in zip(spans, first, strict=True)])
-    order = np.lexsort((-time_us, largest, owner))
-    ends = np.ones(len(order), bool)
-    ends[:-1] = owner[order[1:]] != owner[order[:-1]]
-    order = order[ends]
+    order = np.lexsort((-time_us, largest, owner))[::-1]
+    order = order[np.unique(owner[order], return_index=True)[1]]
     return owner[order], largest[order], time_us[order]
 
 

@@ -1,13 +1,6 @@
 """The host whose state is a snapshot and a log: a shard's engine, hosted by ``transformWithState``.
 
-The state that Spark keeps for a shard::
-
-    head      small facts: token, numbers of the log's entries, timer (`shard_head`)
-    snapshot  the whole engine, as the other host's blob (`engine_snapshot`)
-    log       the steps since the snapshot, one entry each, by number (`step_log`)
-
-docs/protocol.md has the steps of a call, and what follows from each failure.
-
+docs/protocol.md has the parts of a shard's state, the steps of a call, and what follows from each failure.
 Timers fire at ``timer <= watermark``, after the partition's rows, and the engine expires at ``deadline <= watermark``.
 So the timer is the deadline. Spark's late filter never drops a row, because its marked column is always null.
 """

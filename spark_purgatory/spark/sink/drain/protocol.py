@@ -1,15 +1,9 @@
 """Rows into a table exactly once, by way of a staging folder: the protocol, as decisions without Spark.
 
-Terms. A *query* is a checkpoint: Spark gives it an id and keeps the id over restarts. After a crash Spark runs a
-*micro-batch* b again, under the same number. Its rows are *staged* in *pieces* (`ledger`). *Drain* N brings some pieces
-to the table in one transaction, which is marked with the query and with N. The *staging log* is the folder of entries
-next to the pieces (`staging_folder`).
-
 `next_action` chooses the next action from the ledger, the policy and the time alone. `apply` takes in the result;
 nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth` compares
-the ledger with the table. A crash between any two actions is a case of docs/protocol.md.
-
-docs/protocol.md has the steps of a micro-batch by number, and the cases of a crash by letter.
+the ledger with the table. docs/protocol.md has the terms, the steps of a micro-batch by number, and the cases of a
+crash between any two actions by letter.
 """
 
 from __future__ import annotations

@@ -182,9 +182,8 @@ class DeltaTarget(Target):
         """Delta looks for columns by name when a write begins, which is after the look at the table."""
         facts, entries = state.facts, state.history.entries
         changed = [entry.version for entry in entries if before < entry.version < version and takes_names(entry)]
-        if not changed or facts is None or not facts.may_be_renamed:
-            return
-        if facts.properties.get(COLUMNS_AS_OF) != str(version):
+        is_unsure = facts is not None and facts.may_be_renamed and facts.properties.get(COLUMNS_AS_OF) != str(version)
+        if changed and is_unsure:
             raise SchemaMismatchError(
                 f"version {changed[-1]} of table {self} renamed, dropped or replaced columns while a drain was "
                 f"written, so rows of the drain, version {version}, may be in columns that have their names now. "
@@ -267,9 +266,7 @@ class DeltaTarget(Target):
         return True
 
     def _zone(self, rows: DataFrame) -> dict[str, str]:
-        """Return the time zone to write in. Delta reads a timestamp's partition value back out of its folder's name,
-        and in a zone with summer time two hours of a year have the same name.
-        """
+        """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""
         facts = self._facts
         folders = {name.lower() for name in (facts.partition_by if facts else self.partition_by)}
         times = {field.name.lower() for field in rows.schema.fields if isinstance(field.dataType, T.TimestampType)}

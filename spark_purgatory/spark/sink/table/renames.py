@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
-from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, made_of
 from spark_purgatory.spark.sink.table.history import TableVersion
 from spark_purgatory.spark.sink.table.staged_columns import Path, StagedColumns, paths
 
@@ -122,7 +122,7 @@ def takes_names(entry: TableVersion) -> bool:
         changes = changes_of(entry.operation, entry.parameters)
     except UnknownColumnsError:
         return True
-    return entry.operation == "RESTORE" or any(change.old is not None for change in changes)
+    return made_of(entry) != entry.version - 1 or any(change.old is not None for change in changes)
 
 
 def _parts(path: str) -> Path:

@@ -245,7 +245,10 @@ class Target(ABC):
             )
             faults.append((f"has other types for {', '.join(other)}", casting))
         if padded:
-            changing = f"For each run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING, and start again"
+            changing = (
+                f"For each column run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING (a CHAR inside another "
+                "type keeps its own: write to a new table), and start again"
+            )
             faults.append((f"pads texts with spaces (CHAR) in {', '.join(padded)}", changing))
         if faults:
             lacks, remedies = zip(*faults, strict=True)
