@@ -27,17 +27,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import ours
-from benchmarks.harness import MASTER, OURS_OBSERVATION, ROOT, SEED, SHARDS, WORK, to_noop
+from benchmarks.harness import AS_SPARK_WRITES, MASTER, OURS_OBSERVATION, ROOT, SEED, SHARDS, WORK, to_noop
 from benchmarks.process_tree import cpu_seconds
 from benchmarks.report import TABLE_WIDTH, machine, machine_line
 from benchmarks.workload_w import prepared
-from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS
 from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.spark_access import settings, settings_at_start
 
+ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+SNAPSHOTS = "spark.sql.streaming.stateStore.minDeltasForSnapshot"
+CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
 BLOB, LOG = "applyInPandasWithState", "transformWithState"
 OPERATIONS = 1_000
 POLL_S = 0.1
@@ -58,7 +60,13 @@ CONTENDERS = (
     Setting("8 partitions, one a shard", BLOB, {PARTITIONS: "8"}),
     Setting("as write_stream starts it", BLOB),
     Setting("no limit of bytes in an Arrow batch", BLOB, EXCHANGE_SETTINGS),
-    Setting("small files written without new processes", BLOB, LOCAL_CHECKPOINT),
+    Setting("small files as Spark writes them", BLOB, AS_SPARK_WRITES),
+    Setting("2 micro-batches kept", BLOB, {"spark.sql.streaming.minBatchesToRetain": "2"}),
+    Setting("a snapshot of the state after 2 deltas", BLOB, {SNAPSHOTS: "2"}),
+    Setting("no checksums of files of the checkpoint", BLOB, {CHECKSUMS: "false"}),
+    Setting("Arrow batches of 100,000 rows", BLOB, {ARROW_ROWS: "100000"}),
+    Setting("progress reports without a limit", BLOB, {"spark.sql.streaming.numRecentProgressUpdates": "100000"}),
+    Setting("metrics of streams", BLOB, {"spark.sql.streaming.metricsEnabled": "true"}),
     Setting("RocksDB", BLOB, {PROVIDER: ROCKSDB}),
     Setting("RocksDB with its changelog", BLOB, {PROVIDER: ROCKSDB, CHANGELOG: "true"}),
     Setting("RocksDB that counts rows", BLOB, {PROVIDER: ROCKSDB, COUNT_ROWS: "true"}),
@@ -68,7 +76,8 @@ CONTENDERS = (
     Setting("as write_stream starts it", LOG),
     Setting("RocksDB without its changelog", LOG, {CHANGELOG: "false"}),
     Setting("RocksDB that counts rows", LOG, {COUNT_ROWS: "true"}),
-    Setting("small files written without new processes", LOG, LOCAL_CHECKPOINT),
+    Setting("small files as Spark writes them", LOG, AS_SPARK_WRITES),
+    Setting("no checksums of files of the checkpoint", LOG, {CHECKSUMS: "false"}),
 )
 
 

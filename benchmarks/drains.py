@@ -20,10 +20,9 @@ import typer
 from pyspark.sql import SparkSession
 
 from benchmarks import sinks
-from benchmarks.harness import WORK
+from benchmarks.harness import LOCAL_CHECKPOINT, WORK
 from benchmarks.process_tree import cpu_seconds
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS

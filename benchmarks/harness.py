@@ -24,7 +24,8 @@ from pyspark.sql import functions as F
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
-from spark_purgatory.job.session import LOCAL_CHECKPOINT
+from spark_purgatory.spark.checkpoint import local_disk
+from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
 
@@ -42,6 +43,14 @@ WARM_UP_BATCHES = 4
 SHARDS = 8
 MASTER = f"local[{CORES}]"
 
+MANAGER = local_disk.LOCAL_CHECKPOINT[requirements.FILE_MANAGER]
+LOCAL_CHECKPOINT = {
+    requirements.FILE_MANAGER: MANAGER,
+    requirements.LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
+}
+"""What `write_stream` sets for a checkpoint on a local disk, for all streams of a session."""
+AS_SPARK_WRITES = {requirements.FILE_MANAGER: MANAGER.replace("FileSystem", "FileContext")}
+
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -57,7 +66,6 @@ SETTINGS = {
     "spark.sql.streaming.maxBatchesToRetainInMemory": "1",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     **EXCHANGE_SETTINGS,
-    # As the job sets it for a checkpoint on a local disk; for all contenders.
     **LOCAL_CHECKPOINT,
     # Of Spark's own serialisers under pandas, once a worker and line.
     "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",

@@ -28,10 +28,9 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import MASTER, SETTINGS, WORK
+from benchmarks.harness import LOCAL_CHECKPOINT, MASTER, SETTINGS, WORK
 from benchmarks.sinks import DDL, FULL_BATCH_BYTES, FULL_BATCHES, ROWS_A_FILE, StagedBytes, land
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, RUNTIMES, iceberg_package
 from tests.matrix.cells import CELLS

@@ -36,9 +36,8 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import MASTER, SETTINGS, WORK
+from benchmarks.harness import AS_SPARK_WRITES, LOCAL_CHECKPOINT, MASTER, SETTINGS, WORK
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
@@ -251,7 +250,7 @@ def main(
     console = Console(highlight=False, width=130)
     folder = WORK / "sinks" / "in"
     batch_bytes = FULL_BATCH_BYTES * min(batches, FULL_BATCHES) // FULL_BATCHES
-    spark = session(memory, LOCAL_CHECKPOINT if plain_checkpoints else {})
+    spark = session(memory, LOCAL_CHECKPOINT if plain_checkpoints else AS_SPARK_WRITES)
     few = 6
     land(folder, few)
     for name in names:

@@ -32,14 +32,14 @@ from rich.console import Console
 
 from benchmarks import sinks
 from benchmarks.contenders import ours
-from benchmarks.harness import MASTER, ROOT, SEED, WORK, ContenderDiedError, last_words
+from benchmarks.harness import LOCAL_CHECKPOINT, MASTER, ROOT, SEED, WORK, ContenderDiedError, last_words
 from benchmarks.process_tree import cpu_seconds
 from benchmarks.workload_w import prepared
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.demo.landing import write_landing
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import run
-from spark_purgatory.job.session import LOCAL_CHECKPOINT, build_session
+from spark_purgatory.job.session import build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS

@@ -7,12 +7,8 @@ fewer footers and dictionaries. Its size there is estimated::
     row bytes  = ratio * staged bytes a row        the bytes that one row adds to the file
     rows       = file size wanted / row bytes
 
-Both quotients are kept as decayed sums, so that a large file counts more than a small one::
-
-    top    <- keep * top    + observed top
-    bottom <- keep * bottom + observed bottom      quotient = top / bottom
-
-With ``keep`` = 0.5 an observation counts half as much as the next one of the same size. The sums start at a *prior*:
+Both quotients are kept as decayed sums (`DecayedQuotient`), so that a large file counts more than a small one. With
+``keep`` = 0.5 an observation counts half as much as the next one of the same size. The sums start at a *prior*:
 ``PRIOR_STAGED_BYTES`` that were committed at ``PRIOR_RATIO``. A new partition starts at the ratio of its table, with
 the prior's weight. Observed ratios are cut at ``MIN_RATIO`` and ``MAX_RATIO``, so their mean stays within bounds.
 

@@ -23,7 +23,7 @@ from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, run
-from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, SHORT_JAVA, build_session
+from spark_purgatory.job.session import ROOT, SHORT_JAVA, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.terminal import at_work, say
@@ -36,7 +36,7 @@ QUICK_JAVA = f"{SHORT_JAVA} -XX:+UseSerialGC"
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
     # Another Java ignores the archive, and would report that on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
-QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
+QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA}
 OURS = ("landing", "outcomes", "lake", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
 
 ICEBERG_TABLE = "lake.demo.outcomes"  # In a catalog of the demo's own, in its folder

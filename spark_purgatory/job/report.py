@@ -40,7 +40,7 @@ STEPS_MS = tuple(  # Widths of the bars of a narrow range
     for times in several
 )
 BARS, FEW_BOUNDS = 10, 4
-NEWER = -1  # The bin of negative values: operations that were created after the watermark
+NEWER = -1  # The bin of negative values: of ages, operations that were created after the watermark
 REASONS_SHOWN = ROWS_SHOWN = 10
 OF_WAITING = ["report_age_ms", "report_remaining_ms", "report_criterion"]
 OF_ROWS = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]

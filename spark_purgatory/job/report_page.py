@@ -38,6 +38,7 @@ COLOURS = {  # In the order in which statuses are stacked and listed; the dashbo
     "ORPHAN": "#9e9d24",
 }
 WAITING = "#1565c0"
+BELOW_ZERO = {"wait_ms": "by an earlier\nevent", "remaining_ms": "due", "age_ms": "newer than\nthe watermark"}
 WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")  # Statuses of operations that have waited
 HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
 
@@ -146,9 +147,9 @@ def _bound(at: int, bounds_ms: Sequence[int]) -> str:
     return next(f"{bounds_ms[at] // size:,} {unit}" for unit, size in units if not bounds_ms[at] % size)
 
 
-def _bin_name(at: int, bounds_ms: Sequence[int]) -> str:
+def _bin_name(at: int, column: str, bounds_ms: Sequence[int]) -> str:
     if at == NEWER:
-        return "newer than\nthe watermark"
+        return BELOW_ZERO[column]
     if not bounds_ms:
         return "all"
     return f"< {_bound(at, bounds_ms)}" if at < len(bounds_ms) else f">= {_bound(at - 1, bounds_ms)}"
@@ -239,7 +240,7 @@ def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> st
     if not at:
         return ""
     bins = range(min(at), max(at) + 1)
-    names = [_bin_name(each, report.bounds_ms[column]) for each in bins]
+    names = [_bin_name(each, column, report.bounds_ms[column]) for each in bins]
     what = "operations" if "" in by_status else "outcomes"
     return _picture(partial(_stacked, bins=bins, names=names, what=what), by_status, title)
 

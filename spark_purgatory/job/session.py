@@ -46,13 +46,6 @@ STATE_STORES = {
     # Only RocksDB has the format, and spark-submit may name another store: the start of the query sets it.
     "rocksdb": {k: v for k, v in requirements.TRANSFORM_WITH_STATE_SETTINGS.items() if k != FORMAT_VERSION},
 }
-SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."  # Where Spark has its file managers
-LOCAL_CHECKPOINT = {
-    # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
-    # ``readlink`` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
-    requirements.FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{SINCE_4_1}{requirements.KEEPS_OLD_FILES}",
-    requirements.LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
-}
 # A JVM that lives for minutes would spend half of them on compiling code that runs a few times. With one compiler, Java
 # reserves 48 MB for code by default, and a stream of some hundred micro-batches ends in a VirtualMachineError.
 SHORT_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"

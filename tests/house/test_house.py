@@ -130,7 +130,10 @@ BANNED_ATTRIBUTES = frozenset(
 BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "sparkContext"})
 # Nothing but Hadoop's FileSystem copies a file on any storage; under Spark Connect the module says so. And PySpark's
 # own way to a listener takes 100 times as long, and it has none to one of batches; under Spark Connect it is not taken.
-MAY_TOUCH_JVM = frozenset({"spark_purgatory/spark/move/files.py", "spark_purgatory/spark/query_listener.py"})
+# Nor are settings for files of a local disk, whose storage is known to Hadoop alone.
+MAY_TOUCH_JVM = frozenset(
+    f"spark_purgatory/spark/{name}.py" for name in ("move/files", "query_listener", "checkpoint/local_disk")
+)
 OF_JVM = frozenset({"_jvm", "_jsc", "_jsparkSession"})
 
 MAX_FUNCTION_LINES = 70

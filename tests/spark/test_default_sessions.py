@@ -27,7 +27,16 @@ from spark_purgatory import (
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, NO_DATA, PROVIDER, ROCKSDB
+from spark_purgatory.spark.checkpoint.local_disk import LOCAL_CHECKPOINT
+from spark_purgatory.spark.host.requirements import (
+    CHANGELOG,
+    COUNT_ROWS,
+    FILE_MANAGER,
+    KEEPS_OLD_FILES,
+    NO_DATA,
+    PROVIDER,
+    ROCKSDB,
+)
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.delta_target import SNAPSHOT_PARTITIONS
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
@@ -38,6 +47,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.spark
 
 CHOSEN_BY_US = (
+    *LOCAL_CHECKPOINT,
     PARTITIONS,
     PROVIDER,
     CHANGELOG,
@@ -110,6 +120,33 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     assert bare.read.format("delta").load(str(landing.outcomes)).count() == 1
     assert not said(caplog)
     assert report["stateOperators"][0]["numRowsTotal"] == 0
+
+
+@pytest.mark.parametrize("chosen", [KEEPS_OLD_FILES, "FileContextBasedCheckpointFileManager"])
+def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
+    bare: SparkSession, tmp_path: Path, chosen: str
+) -> None:
+    """Through Hadoop's own local storage, which replaces files; Hive's, of other streams, does not."""
+    bare.createDataFrame([(1,)], "a int").write.json(str(tmp_path / "opened"))
+    landing = landed(tmp_path)
+    own = LOCAL_CHECKPOINT[FILE_MANAGER].replace(KEEPS_OLD_FILES, chosen)
+    with settings(bare, {FILE_MANAGER: own} if chosen != KEEPS_OLD_FILES else {}):
+        query = RecordAccumulator(path=str(landing.outcomes)).write_stream(
+            purgatory().resolve(*landing.frames(bare)),
+            checkpoint=str(landing.checkpoint),
+            trigger={"availableNow": True},
+        )
+    query.awaitTermination()
+    running: Any = query
+    manager = running._query._jsq.streamingQuery().offsetLog().fileManager()
+    assert manager.getClass().getSimpleName() == chosen
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "new").write_text("new")
+    jvm: Any = bare._jvm
+    old, new = (jvm.org.apache.hadoop.fs.Path(str(tmp_path / name)) for name in ("old", "new"))
+    manager.renameTempFile(new, old, True)
+    assert (tmp_path / "old").read_text() == "new"
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("chosen", [None, "7"])

@@ -42,6 +42,8 @@ def main() -> None:
     checkpoint, table = folder / host / "checkpoint", str(folder / host / "table")
     spark = killed_child.session(folder)
     spark.conf.set("spark.sql.shuffle.partitions", "1")
+    # By default the log of the files that were read keeps what is younger than ten minutes: a fast machine has more
+    spark.conf.set("spark.sql.streaming.fileSource.log.cleanupDelay", "30s")
     sink = RecordAccumulator(path=table, linger=LINGER)
     for start in range(int(starts)):
         last = max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")), default=-1)

@@ -156,3 +156,8 @@ def test_the_number_on_the_highest_bar_is_below_the_title_of_its_picture() -> No
         title_y = max(texts)[1]  # Its letters are the largest.
         assert min(y - size for size, y, words in texts if words != max(texts)[2]) >= title_y - 1, picture[:200]
     assert len(pictures) == 5
+
+
+def test_a_bar_of_negative_waits_says_how_they_came_about() -> None:
+    text = page(report(waits={"COMPLETED": {NEWER: 7, 1: 60}}, ages={1: 18}))
+    assert ">by an earlier<" in text and ">newer than<" not in text

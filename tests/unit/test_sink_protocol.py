@@ -28,7 +28,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
+from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece
@@ -510,3 +510,12 @@ def test_what_an_earlier_run_staged_lingers_from_then_on_and_never_longer_than_l
 
 def piece(staged_ms: int) -> Piece:
     return Piece("p", "rows/generation=0/epoch=0/batch=0-0-a/part-0", 1, 100, 0, 0, staged_ms)
+
+
+def test_a_callback_that_raises_is_logged_like_kafkas(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(delivery: Delivery | None, error: BaseException | None) -> None:
+        raise RuntimeError("a fault of the caller's")
+
+    adapter = PolicyAdapter(SinkOptions(path="/table"), "/table", raises)
+    adapter.notify(Delivery("/table", 1, 2, 3, 4), None)
+    assert "on_delivery raised" in caplog.text and "a fault of the caller's" in caplog.text

@@ -5,14 +5,6 @@ array of entries. A batch becomes a new run at the end and is merged into the ru
 ``MERGE_RATIO`` times larger. So there are O(log n) runs, and an entry is moved O(log n) times in its life (a
 log-structured merge tree without the disk). A state keeps runs as they are, and nothing is sorted when it is loaded.
 Needles are found by binary search; a `Directory` makes a table for runs in which many are sought.
-
-Worked example, prefixes above rows (a test asserts it)::
-
-    add [3|0 5|1 5|2 9|3]     runs [3|0 5|1 5|2 9|3]
-    add [5|4]                 runs [3|0 5|1 5|2 9|3] [5|4]              4 >= 2 * 1: left apart
-    find prefixes [5, 7]      needle 0 -> rows 1, 2, 4; needle 1 -> none
-    add [7|5]                 runs [3|0 5|1 5|2 5|4 7|5 9|3]            merged: 1 < 2 * 1, then 4 <= 2 * 2
-    pop_until(5)              returns [3|0 5|1 5|2 5|4]; runs [7|5 9|3]
 """
 
 from __future__ import annotations

@@ -4,14 +4,7 @@ Rows of one id are compared by created time, deadline and content (`value_ranks`
 step are compared: the first is accepted, and rows of later steps are its DUPLICATEs. Under ``final`` the steps must not
 matter. So rows of one id that meet before their created time has passed are *undecided*: they are registered and wait,
 with timers at their created time. When the watermark reaches it, no earlier row can come, and the row is decided. A row
-that meets no other row of its id is accepted at once. Worked example, rows of one id as [created, deadline]::
-
-    watermark 5    [15, 40] arrives    accepted: there is no other row
-    watermark 6    [25, 30] arrives    both are undecided
-    watermark 7    [10, 20] arrives    all three are undecided
-    watermark 10   [10, 20] decided    accepted
-    watermark 15   [15, 40] decided    DUPLICATE of [10, 20]
-    watermark 25   [25, 30] decided    accepted: [10, 20] is over, and [15, 40] was not accepted
+that meets no other row of its id is accepted at once.
 
 A row that arrives late is compared with the accepted rows at once, as under ``early``.
 

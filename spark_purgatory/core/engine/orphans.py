@@ -6,13 +6,7 @@ count it. It is then compared with the operations that still wait, and becomes a
 
 With ``orphans="control"`` only control events are kept. With "all", all events are kept with *marks* (`EventMark`) for
 the reason: an operation that leaves marks the events in its time range that it did not count, and `EndedRanges` keeps
-the range for events to come. For example, an operation on key a from 10 to 20 completes at 15 and leaves, while events
-at 12, 15, 18 and 21 are kept::
-
-    12, 15      counted: taken away
-    18          marked ENDED
-    21          marked PAST: after the deadline, by no more than the 10 that the operation had
-    19          comes later and is in the ended range: marked ENDED on arrival
+the range for events to come.
 """
 
 from __future__ import annotations

@@ -16,13 +16,7 @@ due are a prefix of each run. A task's level follows from its deadline and the q
 So a level only stores which buckets are queued, as a ring of ``wheel_size`` bits. A bucket that cancels have emptied
 stays queued, is polled when due and moves the clock, as in Kafka. Costs: add O(n log n), cancel O(n), advance O(due)
 and, for each bucket of level k >= 1 that is passed, its survivors, or only its cells while no task was cancelled.
-
-Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
-
-    add 2, 3, 6, 21     levels 1, 1, 2, 3   buckets 2, 3, 4, 16
-    advance 5           runs 2 and 3; bucket 4 is polled, 6 goes to level 1; clocks 4, 4, 0
-    add 5               fires at once? no: 5 >= 4 + 1, armed in bucket 5, already due; runs on the next advance
-    advance 5           runs 5; clocks 5, 4, 0
+tests/unit/test_timing_wheel.py has a worked example.
 """
 
 from __future__ import annotations

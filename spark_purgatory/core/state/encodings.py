@@ -10,9 +10,7 @@ from its smallest value. Worked example (a test asserts it)::
 Arrays of many values of several bytes use *byte-stream split*, like Parquet: the first bytes of all values, then the
 second bytes, and so on. Upper bytes of small numbers, and leading characters of ids that count up, then compress well.
 Arrays with few distinct values in a sample (codes, currencies), and floating-point numbers, which often repeat
-(prices), are stored value by value. Worked example, as if three values were many::
-
-    0x0102 0x0103 0x0104  ->  02 03 04, 01 01 01
+(prices), are stored value by value.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint import shard_states as stored
+from spark_purgatory.spark.checkpoint.local_disk import without_processes
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
@@ -100,6 +101,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
     # Adaptive execution does not work with state, and Spark warns of it twice at each start unless it is off.
     wanted = {"spark.sql.adaptive.enabled": "false"} | store_settings(spark, fixed)
+    wanted |= without_processes(spark, checkpoint)
     return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
 
 

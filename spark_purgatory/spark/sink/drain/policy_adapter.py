@@ -69,7 +69,7 @@ class PolicyAdapter:
         self.buffer_bytes, self.request_bytes = options.bytes_of("buffer_memory"), options.bytes_of("max_request_size")
         self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
         self.delivery_timeout_ms = options.ms_of("delivery_timeout")
-        self.notify: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
+        self.on_delivery: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
         settings = AccumulatorSettings(
@@ -232,6 +232,13 @@ class PolicyAdapter:
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
             self.policy.complete(batch, delivery)
             self.notify(delivery, None)
+
+    def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
+        """Call the user's callback. An error that it raises is logged, as by Kafka's producer."""
+        try:
+            self.on_delivery(delivery, error)
+        except Exception:
+            LOG.exception("on_delivery raised an error, and the query continues")
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
         """Return the sink's metrics, by the names of `spark_purgatory.metrics`."""

@@ -6,9 +6,6 @@ uncounted rows fit at their largest size. Linger needs only the time of the olde
 
 The shares are those of the rows counted last. The file of a partition that suddenly gets more is closed late, but it is
 still cut at its size, and linger and memory bound the wait.
-
-Worked example, batch_size 16, four equal partitions, 1 a micro-batch: each partition gets a quarter of the rows and has
-room for 16, so the next count is after 64 micro-batches.
 """
 
 from __future__ import annotations

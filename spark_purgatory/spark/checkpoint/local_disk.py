@@ -1,0 +1,30 @@
+"""How Spark writes small files of a checkpoint on a local disk: left alone, with ten processes for each file."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from spark_purgatory.spark.host.requirements import FILE_MANAGER, KEEPS_OLD_FILES
+from spark_purgatory.spark.storage.spark_access import told
+
+_SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
+LOCAL_CHECKPOINT = {
+    FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{_SINCE_4_1}{KEEPS_OLD_FILES}",
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",  # The session may have opened Hive's local storage before.
+}
+
+
+def without_processes(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return settings of a start; none if the checkpoint is elsewhere, or the session has chosen how to write it."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None or not told(spark, "spark.master").startswith("local"):
+        return {}
+    conf = cast("Any", spark)._jsparkSession.sessionState().newHadoopConf()
+    if any(conf.get(name) is not None for name in LOCAL_CHECKPOINT):
+        return {}
+    storage = jvm.org.apache.hadoop.fs.Path(checkpoint).getFileSystem(conf).getUri().getScheme()
+    return LOCAL_CHECKPOINT if storage == "file" else {}
