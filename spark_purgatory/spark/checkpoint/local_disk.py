@@ -23,8 +23,10 @@ def without_processes(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None or not told(spark, "spark.master").startswith("local"):
         return {}
-    conf = cast("Any", spark)._jsparkSession.sessionState().newHadoopConf()
-    if any(conf.get(name) is not None for name in LOCAL_CHECKPOINT):
+    try:
+        conf = cast("Any", spark)._jsparkSession.sessionState().newHadoopConf()
+        is_local = jvm.org.apache.hadoop.fs.Path(checkpoint).getFileSystem(conf).getUri().getScheme() == "file"
+        is_chosen = any(conf.get(name) is not None for name in LOCAL_CHECKPOINT)
+    except Exception:  # A vendor's session may not let Python ask.
         return {}
-    storage = jvm.org.apache.hadoop.fs.Path(checkpoint).getFileSystem(conf).getUri().getScheme()
-    return LOCAL_CHECKPOINT if storage == "file" else {}
+    return LOCAL_CHECKPOINT if is_local and not is_chosen else {}
