@@ -125,7 +125,7 @@ def run_once(spark: SparkSession, setting: Setting, batches: int) -> Cost:
 def main(
     batches: Annotated[int, typer.Option(min=3, help="Micro-batches of a run, the first of which does not count.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="How often all run in turn.")] = 1,
-    only: Annotated[str, typer.Option(help="Contenders whose name contains it.")] = "",
+    only: Annotated[str, typer.Option(help="Contenders whose names contain one of these, with commas.")] = "",
 ) -> None:
     """Run all contenders in turn and print their costs."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -135,7 +135,7 @@ def main(
     builder = SparkSession.builder.appName("spark_purgatory defaults").master(MASTER)
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(ROOT)).config("spark.log.level", "ERROR")
     spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    chosen = [setting for setting in CONTENDERS if only in setting.name]
+    chosen = [setting for setting in CONTENDERS if any(part in setting.name for part in only.split(","))]
     costs: dict[Setting, list[Cost]] = {}
     for host in dict.fromkeys(setting.host for setting in chosen):
         run_once(spark, Setting("warm-up", host), 3)

@@ -54,7 +54,7 @@ def pending(
         - ``created_at``, ``deadline_at`` (timestamp): the deadline includes the extensions so far.
         - ``held_until`` (timestamp), if the criterion is met and ``emit="final"`` still waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): the time since it was created and until its deadline, measured at the
-          watermark of the micro-batch, not by the wall clock; null before there is a watermark.
+          query's watermark in the micro-batch, not by the wall clock; null before there is one.
         - ``events`` (array of struct), if outcomes carry events: the first 100 of those that count so far.
 
     Raises:

@@ -40,8 +40,8 @@ STUCK = (
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "
     "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer delay (watermark=). For "
-    "an input with outcomes_of= it is the time that the watermark moves in one micro-batch (the times of this one are "
-    "between %s and %s)"
+    "an input with outcomes_of=, which the query's watermark precedes by its delay, it is the time that the watermark "
+    "moves in one micro-batch%s"
 )
 REJECTED_SHARE = 0.9
 REJECTED = (
@@ -160,9 +160,9 @@ class _QueryWatch(QueryListener):
         late = (counters["events_late"] or 0) + (counters["operations_late"] or 0)
         received, ticks = _received(counters), self.ticks.get(name, False)
         if late >= max(1 if ticks else FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
-            times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
-            text, query = LATE + BACKLOG * ticks, progress.name or progress.id
-            LOG.warning(text, query, name, late, received, progress.batchId, *times)
+            at, text, query = progress.eventTime, LATE + BACKLOG * ticks, progress.name or progress.id
+            times = f" (the times of this one are between {at['min']} and {at['max']})" if "min" in at else ""
+            LOG.warning(text, query, name, late, received, progress.batchId, at.get("watermark"), times)
 
     def _look_at_sums(self, progress: Any, sums: Counter[str], name: str, counters: dict[str, Any]) -> None:
         sums.update({each: counters[each] or 0 for each in COUNTERS}, **(counters.get("rejections") or {}))
