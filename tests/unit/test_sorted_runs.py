@@ -78,7 +78,7 @@ def found_in(model: list[Entry], prefixes: list[int]) -> list[Entry]:
     return sorted((i, row) for i, prefix in enumerate(sorted(prefixes)) for p, row in model if p == prefix)
 
 
-# --- a worked example --------------------------------------------------------
+# --- a worked example -----------------------------------------------------------------------------
 
 
 def test_a_worked_example() -> None:

@@ -208,7 +208,7 @@ def compare(
     return batched, plain
 
 
-# --- a worked example --------------------------------------------------------
+# --- a worked example -----------------------------------------------------------------------------
 
 
 def test_a_worked_example() -> None:

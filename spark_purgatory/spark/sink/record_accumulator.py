@@ -67,7 +67,7 @@ class RecordAccumulator(SinkOptions):
         shares_table: True if several queries with different sources fill the table. Otherwise a query with a new
             checkpoint warns if another has filled it, because its rows may be there already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
-            query gave up. An error that it raises is logged, and the query continues.
+            query gave up. An error that it raises is logged and changes nothing else.
 
     Raises:
         ConfigError: An option has a wrong value; the message names it and the remedy.

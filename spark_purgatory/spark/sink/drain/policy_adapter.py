@@ -238,7 +238,7 @@ class PolicyAdapter:
         try:
             self.on_delivery(delivery, error)
         except Exception:
-            LOG.exception("on_delivery raised an error, and the query continues")
+            LOG.exception("on_delivery raised an error, which changes nothing else")
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
         """Return the sink's metrics, by the names of `spark_purgatory.metrics`."""
