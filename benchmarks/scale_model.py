@@ -30,7 +30,7 @@ ROWS = 3
 """The position of the rows in `Load.terms`."""
 PREDICTED = 0.25
 TOLERATED = {"ms": 1.0, "cpu_s": 0.45, "state_bytes": 0.45, "worker_bytes": 0.3, "driver_bytes": 0.55}
-"""Larger errors of the worst cell; docs/how_far.md says why."""
+"""Larger errors of the worst cell; benchmarks/RESULTS.md says why."""
 TRIGGER_S = {BLOB: 60, LOG: 10}
 WAITING_A_SHARD = {BLOB: 62_500, LOG: 600_000}  # docs/choosing.md
 CORES = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000)

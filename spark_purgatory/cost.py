@@ -1,4 +1,4 @@
-"""The cost of a micro-batch by its layout: a model fitted to measurements on two cores (docs/how_far.md)."""
+"""The cost of a micro-batch by its layout: a model fitted to measurements on two cores (docs/choosing.md)."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_move_says_what_a_micro_batch_costs_before_and_after() -> None:
         "a micro-batch before the move: about 1.5 CPU seconds, 27 MB into the checkpoint, 0.69 GB of workers' memory",
         "a micro-batch after the move: about 0.76 CPU seconds, 0.45 MB into the checkpoint, 0.48 GB of workers' memory",
         "(predicted without the sink, for 2 cores, payloads of 58 bytes and 17,252 rows, the average so far; "
-        "on a machine of two cores most predictions were within 25 %, see docs/how_far.md)",
+        "on a machine of two cores most predictions were within 25 %, see docs/choosing.md)",
     ]
 
 

@@ -89,7 +89,7 @@ class Move:
             f"state partitions: {before.partitions} before, {after.partitions} after",
             *(f"a micro-batch {when} the move: {load}" for when, load in (("before", before), ("after", after))),
             f"(predicted without the sink, for {after.cores} cores, payloads of 58 bytes and {rows:,.0f} rows, the "
-            "average so far; on a machine of two cores most predictions were within 25 %, see docs/how_far.md)",
+            "average so far; on a machine of two cores most predictions were within 25 %, see docs/choosing.md)",
             *(f"changed: {text}" for text in self.changes),
             f"the next micro-batch is {self.batch_id + 1}; {'it' if self.is_done else 'looking'} took "
             f"{self.seconds:.0f} s",
