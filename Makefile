@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-memory bench-long bench-flink bench-nexmark bench-latency bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,18 +60,8 @@ bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side b
 bench-full: java $(STAMP) ## Every contender, size and part: an hour and more
 	@$(BIN)/python -m benchmarks.full
 
-bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and timer, in one run
-	@$(BIN)/python -m benchmarks.beside_kafka $(BENCH_ARGS)
-
-bench-growth: $(STAMP) ## What a step of the engine costs as pending operations, keys and payloads grow
-	@$(BIN)/python -m benchmarks.growth $(BENCH_ARGS)
-
 bench-memory: $(STAMP) ## What a live engine takes in memory for each operation that waits
 	@$(BIN)/python -m benchmarks.engine_memory $(BENCH_ARGS)
-
-bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, partitioned, or by watchers of keys
-	@$(BIN)/python -m benchmarks.many_keys $(BENCH_ARGS)
-	@$(BIN)/python -m benchmarks.many_keys --world shared $(BENCH_ARGS)
 
 bench-long: java $(STAMP) ## What a micro-batch costs as 100,000 and more operations wait: BENCH_ARGS="--waiting 100000,1000000"
 	@$(BIN)/python -m benchmarks.long_waits $(BENCH_ARGS)
@@ -82,17 +72,8 @@ bench-flink: java $(STAMP) ## Workloads W and L through Flink and ours, in one r
 bench-nexmark: java $(STAMP) ## Nexmark's query 9 through ours, Spark's join and Flink: BENCH_ARGS="--events 10000000"
 	@$(BIN)/python -m benchmarks.nexmark $(BENCH_ARGS)
 
-bench-moves: java $(STAMP) ## What it takes to move a checkpoint to other shards: BENCH_ARGS="--waiting 10000000"
-	@$(BIN)/python -m benchmarks.moves $(BENCH_ARGS)
-
 bench-latency: java $(STAMP) ## From an event to its outcome at 1,000 rows/s, both hosts, beside transformWithState by the book
 	@$(BIN)/python -m benchmarks.latency $(BENCH_ARGS)
-
-bench-columns: java $(STAMP) ## What a column of the event in the outcome costs: the engine, workloads W and L
-	@$(BIN)/python -m benchmarks.columns $(BENCH_ARGS)
-
-bench-defaults: java $(STAMP) ## What each setting of a default session costs a micro-batch of 1,000 operations, on both hosts
-	@$(BIN)/python -m benchmarks.defaults $(BENCH_ARGS)
 
 bench-soak: java $(STAMP) ## Half an hour with 2,000,000 waiting: memory of workers and files of the checkpoint level off
 	@$(BIN)/python -m benchmarks.soak $(BENCH_ARGS)

@@ -31,14 +31,9 @@ PARTS = {
     "sinks, 200 micro-batches": (
         "benchmarks.sinks --batches 200 --contenders ours,auto_compact,append_lean --rounds 2"
     ),
-    "the engine beside Kafka": "benchmarks.beside_kafka",
-    "operations with several keys": "benchmarks.many_keys",
     "long waits": "benchmarks.long_waits --waiting 100000,1000000",
     "Flink beside it": "benchmarks.beside_flink --contenders blob,log,join",
     "milliseconds from an event to its outcome": "benchmarks.latency",
-    "a column of the event in the outcome": "benchmarks.columns",
-    "growth of the engine": "benchmarks.growth",
-    "a standalone cluster": "benchmarks.cluster",
 }
 
 

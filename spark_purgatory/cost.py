@@ -14,7 +14,7 @@ COEFFICIENTS = {
     (LOG, "state_bytes"): (2120, 1562, 664.4, 25.78, 24.92, 0, 0),
     (LOG, "worker_bytes"): (7.675e07, 1.877e08, 0, 0, 0, 211.9, 388.6),
 }
-"""The factors of `Load.terms`. `tests/unit/test_scale_model.py` compares them with the fit."""
+"""The factors of `Load.terms`."""
 
 
 @dataclass(frozen=True)

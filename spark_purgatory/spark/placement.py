@@ -43,7 +43,7 @@ def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
     groups = "a group for each key" if shards is None else f"{shards} shards"
     return (
         f"{partitions} state partitions for {groups}: each micro-batch runs a task and commits a state store for every "
-        "one of them, empty or not; 200 take more than ten times the CPU of 2 (make bench-defaults). The "
+        "one of them, empty or not; 200 take more than ten times the CPU of 2. The "
         "checkpoint keeps the number: stop the query and move the checkpoint with spark-purgatory move --partitions "
         f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream; for "
         f"any other start set {PARTITIONS} = {useful} before the first one"

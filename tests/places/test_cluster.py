@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.cluster import HOST, free_port, standalone_cluster
 from tests.support.children import ROOT
+from tests.support.cluster import HOST, free_port, standalone_cluster
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.places_world import World, differences, folder_sources, orders_job

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from benchmarks.cluster import HOST, free_port
+from tests.support.cluster import HOST, free_port
 from tests.support.prometheus_server import Prometheus, prometheus
 from tests.support.recorded_metrics import Shop
 from tools.dashboard import ALERTS

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.cluster import HOST, free_port
 from benchmarks.harness import WORK
 from benchmarks.jars import resolved, retrieved, spark_home
+from tests.support.cluster import HOST, free_port
 from tests.support.iceberg_lake import SQLITE
 from tests.support.server import server
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.cluster import HOST, free_port
 from benchmarks.harness import WORK
 from benchmarks.jars import resolved
+from tests.support.cluster import HOST, free_port
 
 PACKAGE = "org.apache.kafka:kafka_2.13:4.3.1"
 JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
-from benchmarks.cluster import HOST, free_port
+from tests.support.cluster import HOST, free_port
 from tests.support.server import server
 
 BUCKET = "lake"

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.cluster import HOST, free_port
+from tests.support.cluster import HOST, free_port
 from tests.support.server import server
 
 

@@ -15,8 +15,8 @@ import pyspark
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
-from benchmarks.cluster import HOST, free_port
 from tests.support.children import ROOT
+from tests.support.cluster import HOST, free_port
 from tests.support.worker_python import built_wheel, python_with
 
 CLIENT_HAS = (

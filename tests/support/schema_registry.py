@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import HOST, free_port
 from benchmarks.harness import WORK
 from benchmarks.jars import retrieved
+from tests.support.cluster import HOST, free_port
 from tests.support.server import server
 
 NAME, VERSION = "apicurio-registry-app", "3.0.9"
