@@ -34,6 +34,7 @@ class Evidence:
     largest: bool = False  # events are ordered by their values, the largest first, and not by their times
 
 
+VALUE = "value"  # the field of an event in an outcome that has its value
 # The first fields of every event in an outcome.
 EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestamp("us", "UTC")))
 

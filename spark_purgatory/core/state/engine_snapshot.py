@@ -180,6 +180,7 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
         parts = (f"{name}.{i}" for i in range(segments))
         return EventLog([event_snapshot.restore_segment(part, arrays, tables) for part in parts], kept)
 
+    engine.events.unvalued_until_us = facts["unvalued_until_us"]
     engine.events.log = restored_log("log", counts["segments"], counts["log_kept"])
     for n, each in enumerate(facts["logs"]):
         key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
@@ -270,6 +271,7 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
         "texts": dict(spec.texts),
         "event_columns": None if spec.event_columns is None else spec.event_columns.names,
         "event_value": spec.evidence is not None and spec.evidence.has_value,
+        "unvalued_until_us": engine.events.latest_unvalued_us(),
         "numbers": counts,
         "tally": tally_of(engine),
         "gauges": gauges_of(engine),

@@ -2,7 +2,7 @@
 
 Each segment has a table of these columns. A query that keeps other columns matches them by name, like the operations'
 own columns (`payload_evolution`). A column that the query no longer names is dropped, because nothing else reads it. A
-new one is null in events from before.
+new one is null in events from before. So a query that orders events by value has to wait until none of these counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from spark_purgatory.core.state.payload_evolution import Comparison, StoredPaylo
 from spark_purgatory.core.state.payload_schema import sent
 from spark_purgatory.core.state.table_encoding import Arrays
 
+UNVALUED = (
+    "evidence_order='value': the checkpoint has events without their values, because outcomes carried none when they "
+    "arrived, and operations may still count them: set evidence='all' and evidence_order='time' until the operations "
+    "that wait now have their outcomes"
+)
 EVENT_LOGS = ("control", "unmatched")  # owners of logs of events, besides that of completions
 
 
@@ -54,7 +59,18 @@ def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Table
     """Return the changes that the columns carried by outcomes do not allow, each with its remedy."""
     held = [tables[name] for name in _event_tables(facts, tables) if name in tables] if spec.event_columns else []
     matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
-    return [f"completions.columns: {text}" for each in matched for text in each.differences()]
+    found = [f"completions.columns: {text}" for each in matched for text in each.differences()]
+    return found + ([UNVALUED] if _lacks_values(spec, facts) else [])
+
+
+def _lacks_values(spec: EngineSpec, facts: dict[str, Any]) -> bool:
+    """Return True if the query orders events by value, and an operation may count one that was kept without it."""
+    until_us = facts["unvalued_until_us"]
+    if until_us is None or spec.evidence is None or not spec.evidence.largest:
+        return False
+    oldest_us, watermark_us = facts["gauges"]["oldest_us"], 1000 * facts["numbers"]["watermark_ms"]
+    first_us = watermark_us + 1 if oldest_us is None else min(oldest_us, watermark_us + 1)
+    return bool(until_us >= first_us - spec.lookback_us)
 
 
 def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:

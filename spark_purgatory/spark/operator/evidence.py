@@ -11,11 +11,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike
-from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, Evidence
+from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, VALUE, Evidence
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import columns_of
 
-VALUE, EVENT_ID = "value", "event_id"  # Fields of an event in an outcome, if the query has them
+EVENT_ID = "event_id"  # The field of an event in an outcome, if the query has ids
 
 
 def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:
