@@ -45,7 +45,6 @@ SEARCH_BOOST = {
     "Upgrade, change a query": 1.5,
     "From Kafka topics": 3,
     "Kafka's classes": 0.3,
-    "Kafka's delayed operations": 0.3,
     "Test your pipeline": 0.5,
 }
 """By a page's name in the navigation, or by the part that it is in: who looks for a word wants to use the library."""

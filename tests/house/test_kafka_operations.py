@@ -1,4 +1,4 @@
-"""The examples of docs/kafka_operations.md run, and tell what they say."""
+"""The examples of docs/how-to/from_kafka_classes.md run, and tell what they say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "kafka_operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "from_kafka_classes.md"
 
 
 @pytest.mark.spark
@@ -18,5 +18,5 @@ def test_kafkas_own_operation_comes_out_as_its_example_says(spark: SparkSession,
     text = PAGE.read_text()
     example: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), example)
-    assert re.search(rf"^## {operation}: `[\w.]+\.{operation}`", text, re.MULTILINE), "the page names the Kafka class"
+    assert re.search(rf"^### {operation}: `[\w.]+\.{operation}`", text, re.MULTILINE), "the page names the Kafka class"
     example[re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()](spark)

@@ -25,7 +25,6 @@ RUN = {
     "README.md",  # tests/house/test_readme.py
     "docs/index.md",  # the same
     "docs/gallery.md",  # tests/house/test_gallery.py: its code is of notebooks
-    "docs/kafka_operations.md",  # tests/house/test_kafka_operations.py
     "docs/how-to/iceberg.md",  # tests/iceberg/test_iceberg_sink.py
     "docs/testing.md",  # tests/spark/test_testing_guide.py
     "bundle/README.md",  # tests/places/test_pipelines.py has the whole pipeline

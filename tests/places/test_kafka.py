@@ -23,7 +23,7 @@ from tests.support.kafka_broker import PACKAGE, KafkaBroker, kafka_broker, kafka
 from tests.support.places_world import World, differences, orders_job
 from tests.support.schema_registry import SchemaRegistry, avro_long, avro_string, framed, schema_registry
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "kafka_operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "from_kafka_classes.md"
 PARTITIONS = 4
 MALFORMED = [b'{"order_id": "order-', b"no json", b"", b"\xff\xfe\x00"]
 """Values that are no JSON; the last is no UTF-8."""
