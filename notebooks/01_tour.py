@@ -215,6 +215,8 @@ statuses = [name for name in per_batch.columns if name.upper() in set(files["sta
 plain = int((per_batch[statuses] > 0).to_numpy().sum())
 print(files[["status", "rows", "bytes"]])
 
+# COMMAND ----------
+
 figure, axes = plt.subplots(figsize=(9, 3), layout="constrained")
 bars = axes.barh(files["status"], files["bytes"] / 1024)
 axes.bar_label(bars, [f"{rows:,} rows" for rows in files["rows"]], padding=4)

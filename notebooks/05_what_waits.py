@@ -118,7 +118,6 @@ spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().order
 # COMMAND ----------
 
 waiting = pending(spark, checkpoint=checkpoint).cache()
-waiting.printSchema()
 for name, value in gauges(spark, checkpoint=checkpoint).items():
     print(f"{name:32} {value}")
 
@@ -234,6 +233,8 @@ then = {
     for batch_id in (0, 2)
 }
 print(then)
+
+# COMMAND ----------
 
 figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
 axes.plot(changes.index, changes, "-o", label="from the counters of the query")

@@ -16,6 +16,8 @@ HEADER = "# Databricks notebook source"
 SEPARATOR = "# COMMAND ----------"
 MAGIC = "# MAGIC"
 SUPPORT = Path(__file__).with_name("notebook_support.py")
+HELPERS = "# The helpers of this notebook."
+"""The first line of the cell of functions."""
 IMPORT = re.compile(r"^from notebook_support import ([\w, ]+)\n", re.MULTILINE)
 
 
@@ -67,7 +69,7 @@ def helper_cell(names: list[str]) -> str:
             if node.names:
                 imports.append(ast.unparse(node))
     texts = [ast.get_source_segment(support, each) or "" for each in functions]
-    return "\n\n\n".join(["# The helpers of this notebook.\n" + "\n".join(imports), *texts])
+    return "\n\n\n".join([HELPERS + "\n" + "\n".join(imports), *texts])
 
 
 def percent(source: str) -> str:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from notebooks.notebook_support import local_session
-from notebooks.to_jupyter import pasteable
+from notebooks.to_jupyter import HELPERS, pasteable
 from tools.pictures import on_white, svg_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,15 +31,18 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
 PAGES = ROOT / "docs" / "notebooks"
 JUPYTER = ROOT / "notebooks" / "jupyter"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-MADE = """*This page is a run of [notebooks/{name}.py](../../notebooks/{name}.py): its code, what it printed and what it
-drew. `python -m tools.notebook_pages` makes it, and a test runs the notebook and compares.*
+MADE = """*A run of [notebooks/{name}.py](../../notebooks/{name}.py), which also has the code of the pictures. Its
+helpers are in [notebook_support.py](../../notebooks/notebook_support.py).*
 """
+DRAWN = "<!-- drawn -->"
+"""Stands on a page for the code of a picture."""
 OTHER = re.compile(r"\]\((0\d_\w+)\.py\)")
 """A link to another notebook: its page is there too."""
 PRINTED = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"^!\[(.+)\]\((.+)\)$", re.MULTILINE)
 OUTPUT = re.compile(
-    r"^```python\n.*?^```\n((?:\n```text\n.*?^```\n)?)((?:\n!\[[^\n]+\]\([^\n]+\)\n)*)", re.MULTILINE | re.DOTALL
+    r"^(?:```python\n.*?^```|<!-- drawn -->)\n((?:\n```text\n.*?^```\n)?)((?:\n!\[[^\n]+\]\([^\n]+\)\n)*)",
+    re.MULTILINE | re.DOTALL,
 )
 """A page's cell of code: what it printed, and its pictures."""
 
@@ -80,15 +83,22 @@ def run_of(
     return done
 
 
+def draws(text: str) -> bool:
+    """Return True if a cell is the code of a picture."""
+    return "\nplt.show()" in text
+
+
 def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
-    """The page of a notebook that ran, and its pictures by their names."""
+    """The page of a notebook that ran, without helpers and code that draws, and its pictures by their names."""
     parts: list[str] = []
     pictures: dict[str, str] = {}
     for cell in run:
         if cell.kind == "markdown":
             parts.append(OTHER.sub(r"](\1.md)", cell.text).replace("](../docs/", "](../"))
             continue
-        parts.append(f"```python\n{cell.text}\n```")
+        if cell.text.startswith(HELPERS):
+            continue
+        parts.append(DRAWN if draws(cell.text) else f"```python\n{cell.text}\n```")
         if cell.printed:
             parts.append(f"```text\n{cell.printed}\n```")
         for title, drawn in cell.pictures:
@@ -108,7 +118,7 @@ def jupyter_of(notebook: Path) -> str:
             text = OTHER.sub(r"](\1.ipynb)", text).replace("](../docs/", "](../../docs/")
             made.cells.append(new_markdown_cell(text, id=f"cell-{number}"))
             continue
-        printed, drawn = next(shown)
+        printed, drawn = ("", "") if text.startswith(HELPERS) else next(shown)
         outputs = [new_output("stream", name="stdout", text=each) for each in PRINTED.findall(printed)]
         for title, file in PICTURE.findall(drawn):
             data = {"image/svg+xml": on_white((PAGES / file).read_text(encoding="utf-8")), "text/plain": title}

@@ -10,13 +10,13 @@ import jupytext
 import nbformat
 import pytest
 
-from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, pasteable, percent
-from tools.notebook_pages import jupyter_of
+from notebooks.to_jupyter import HEADER, HELPERS, MAGIC, cells, convert, pasteable, percent
+from tools.notebook_pages import draws, jupyter_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
-HELPERS = set(re.findall(r"^def (\w+)", (ROOT / "notebooks" / "notebook_support.py").read_text("utf-8"), re.MULTILINE))
+SHARED = set(re.findall(r"^def (\w+)", (ROOT / "notebooks" / "notebook_support.py").read_text("utf-8"), re.MULTILINE))
 TITLE = {path.stem: int(path.name[:2]) for path in NOTEBOOKS}
 
 
@@ -48,7 +48,7 @@ def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
     found = pasteable(path.read_text(encoding="utf-8"))
     said = "run python -m tools.notebook_pages " + path.stem
     assert re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL) == [
-        text for kind, text, _ in found if kind == "code"
+        text for kind, text, _ in found if kind == "code" and not text.startswith(HELPERS) and not draws(text)
     ], said
     for heading in (text.partition("\n")[0] for kind, text, _ in found if kind == "markdown"):
         assert heading in page, said
@@ -88,7 +88,7 @@ def test_the_jupyter_notebook_has_the_cells_of_the_source_and_the_output_of_the_
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_reader_can_paste_its_cells_and_sees_every_column(path: Path) -> None:
     page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
-    assert "notebook_support" not in page
+    assert "import notebook_support" not in page and "from notebook_support" not in page
     for printed in re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         assert not re.search(r" \.\.\. ", printed), "pandas hides columns: print(frame.to_string())"
         assert "1970-01-01" not in printed, "a watermark that is not there yet"
@@ -99,7 +99,7 @@ def test_a_reader_can_paste_its_cells_and_sees_every_column(path: Path) -> None:
             names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
             called = {node.func.id for node in ast.walk(tree)
                       if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
-            assert called & HELPERS <= names, "a helper is called before the cell that defines it"
+            assert called & SHARED <= names, "a helper is called before the cell that defines it"
 
 
 def test_jupytext_alone_does_not_know_the_cells_of_databricks() -> None:
