@@ -1,4 +1,4 @@
-"""Tools for tests of a purgatory: a tester without a stream, assertions for streams, and random orders of delivery.
+"""Tools for tests of a purgatory: a tester without a stream, and assertions on DataFrames.
 
 Importing this package imports no Spark. `PurgatoryTester` and the assertions import it when they are first used.
 """
@@ -8,29 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from spark_purgatory.testing.splits import Batch, splits, watermark_us_after
-
 if TYPE_CHECKING:
-    from spark_purgatory.testing.kit import (
-        assert_exactly_once,
-        assert_outcomes_equal,
-        assert_stream_equals_batch,
-        comparable,
-        stream_outcomes,
-    )
+    from spark_purgatory.testing.kit import assert_exactly_once, assert_outcomes_equal, comparable
     from spark_purgatory.testing.tester import PurgatoryTester
 
-__all__ = [
-    "Batch",
-    "PurgatoryTester",
-    "assert_exactly_once",
-    "assert_outcomes_equal",
-    "assert_stream_equals_batch",
-    "comparable",
-    "splits",
-    "stream_outcomes",
-    "watermark_us_after",
-]
+__all__ = ["PurgatoryTester", "assert_exactly_once", "assert_outcomes_equal", "comparable"]
 
 
 def __getattr__(name: str) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from decimal import Decimal
-from random import Random
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,7 +19,7 @@ from spark_purgatory import (
     errors,
     gauges,
 )
-from spark_purgatory.testing import Batch, splits
+from spark_purgatory.testing import PurgatoryTester
 
 
 def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
@@ -59,6 +58,5 @@ def rule() -> criteria.Criterion | criteria.ByRow:
     return criteria.by_row(rule="rule", need="need")
 
 
-def batches() -> list[Batch]:
-    made: list[Batch] = splits(Random(7), [{"created": 1}], [{"time": 2}], 3)
-    return made
+def tested(purgatory: Purgatory) -> list[dict[str, object]]:
+    return PurgatoryTester(purgatory).step(operations=[{"order_id": 1}])

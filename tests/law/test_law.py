@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
 from tests.support.law_worlds import (
     COLUMNS,
@@ -30,6 +29,7 @@ from tests.support.law_worlds import (
 )
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide, why_event_rejected
+from tests.support.splits import Batch, splits
 from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)

@@ -17,11 +17,11 @@ import pytest
 
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import Orphans
-from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Shards, multiset
 from tests.support.law_worlds import COLUMNS, ORPHANS, draw, kinds_of, spec_of, split_orphans
 from tests.support.now_and_then import each_commit
 from tests.support.oracle import KINDS, decide
+from tests.support.splits import splits
 from tests.support.world_numbers import TYPES
 from tests.support.worlds import STEP_US, World
 

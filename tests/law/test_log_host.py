@@ -27,7 +27,6 @@ from spark_purgatory.errors import PurgatoryError, StateVersionError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import FAILPOINTS
 from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of, split_orphans
 from tests.support.log_host_simulation import (
@@ -44,6 +43,7 @@ from tests.support.log_host_simulation import (
 )
 from tests.support.now_and_then import each_commit
 from tests.support.oracle import KINDS, decide
+from tests.support.splits import Batch, splits
 from tests.support.worlds import STEP_US, World
 
 NUMBER = {"double": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}

@@ -18,7 +18,6 @@ from spark_purgatory.core.export.taken_apart import ids_table, operations_table
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.errors import BugError
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support import moves
 from tests.support.engine_driver import Shards, multiset
 from tests.support.evidence_worlds import carrying, noted, told
@@ -26,6 +25,7 @@ from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_ti
 from tests.support.moves import moved
 from tests.support.now_and_then import examples, now_and_then
 from tests.support.oracle import KINDS, decide
+from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
 SEEDS = st.integers(0, 1 << 32)

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.testing.splits import splits, watermark_us_after
 from tests.support.oracle import KINDS, RULES, decide, why_event_rejected
+from tests.support.splits import splits, watermark_us_after
 from tests.support.world_numbers import NUMBERS, STEP_US
 from tests.support.worlds import BASE_US, REPEATED_HOUR_INSTANTS, World, random_world
 

@@ -36,7 +36,6 @@ from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support import engine_driver
 from tests.support.engine_driver import END_MS, Rows, Shards, multiset
 from tests.support.evidence_worlds import carrying, noted
@@ -46,6 +45,7 @@ from tests.support.now_and_then import each_commit
 from tests.support.oracle import KINDS
 from tests.support.oracle_early import EarlyOracle
 from tests.support.oracle_evidence import Evidence
+from tests.support.splits import Batch, splits
 from tests.support.world_numbers import TYPES
 from tests.support.worlds import STEP_US, World
 

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.now_and_then import each_commit
+from tests.support.stream_kit import stream_outcomes
 
 pytestmark = pytest.mark.spark
 

@@ -24,7 +24,6 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.spark.checkpoint.gauges import _of_shards
 from spark_purgatory.spark.checkpoint.pending import waiting_rows
-from spark_purgatory.testing.splits import Batch, splits
 from tests.simulation.judge import Wrong
 from tests.simulation.play import quiet
 from tests.simulation.simulation import Simulation
@@ -35,6 +34,7 @@ from tests.support.evidence_worlds import carrying, noted
 from tests.support.law_worlds import delayed
 from tests.support.oracle import decide, why_operation_rejected
 from tests.support.oracle_evidence import Evidence
+from tests.support.splits import Batch, splits
 from tests.support.worlds import World, random_world
 
 HOSTS = ("blob", "log")

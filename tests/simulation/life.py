@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, overload
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.spark.sink.drain.policy_adapter import KEPT_FUTURES
-from spark_purgatory.testing.splits import Batch
 from tests.simulation.driver import Settings
 from tests.simulation.play import quiet
 from tests.simulation.simulation import PLANNED, Plan, Simulation
@@ -19,6 +18,7 @@ from tests.simulation.sink import NOW
 from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query, entries_of
 from tests.simulation.world import NEAR_COMMITS, SINKS, scenario
+from tests.support.splits import Batch
 
 SECOND_US = 1_000_000
 KEPT_VERSIONS = 30

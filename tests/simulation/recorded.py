@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.splits import Batch
 from tests.simulation import world
 from tests.simulation.driver import Run, Settings
 from tests.simulation.judge import Wrong
@@ -23,6 +22,7 @@ from tests.simulation.simulation import Plan, Simulation
 from tests.simulation.sink import NOW
 from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query
+from tests.support.splits import Batch
 
 MINUTE_US = 60_000_000
 OF_SPARK = {"applyInPandasWithState": "blob", "transformWithState": "log"}

@@ -16,10 +16,10 @@ import pyarrow as pa
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.splits import Batch, splits
 from tests.simulation.tasks import Query, Rows
 from tests.support.law_worlds import delayed
 from tests.support.oracle import KINDS, why_operation_rejected
+from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
 from tests.support.worlds import World, random_world
 

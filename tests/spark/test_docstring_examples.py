@@ -116,9 +116,5 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
                 assert names["waiting"] > 0
             case "pending":
                 assert names["waiting"].count() > 0
-            case "kit.assert_stream_equals_batch":
-                names["tmp_path"] = tmp_path / "second"
-            case "kit.stream_outcomes":
-                names["outcomes"] = names["batch"]
         ran.append(name)
     assert set(ran) == set(ON_SPARK) and len(ran) > 10

@@ -26,13 +26,13 @@ from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.schema import EVIDENCE_COLUMNS
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing import PurgatoryTester
-from spark_purgatory.testing.splits import splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import microseconds
 from tests.support.law_worlds import draw
 from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
+from tests.support.splits import splits
 from tests.support.streams import Host, Landing
 from tests.support.worlds import World
 

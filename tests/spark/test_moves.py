@@ -24,12 +24,12 @@ from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
 from spark_purgatory.spark.move import move
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.lanes import BLOB, LOG, Lane, batches_of, compare_lanes, contents, with_host
 from tests.support.law_streams import law_stream
 from tests.support.law_worlds import draw
 from tests.support.oracle import KINDS
+from tests.support.splits import Batch, splits
 
 
 def with_manifest(rows: DataFrame, old: str, new: str) -> DataFrame:

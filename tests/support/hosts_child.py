@@ -25,10 +25,10 @@ from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Purgatory
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.exchange import unix_sockets
-from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
 from tests.support.faulty_host import ACTIONS, FaultyHost
 from tests.support.law_streams import COLUMNS, LawStream, law_stream, with_file_columns
+from tests.support.stream_kit import stream_outcomes
 from tests.support.streams import Landing
 
 WORLDS = 8

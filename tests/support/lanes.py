@@ -18,10 +18,10 @@ from spark_purgatory import (
     move_checkpoint,
     pending,
 )
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import multiset
 from tests.support.landings import DeltaLanding, KafkaLanding
 from tests.support.law_streams import COLUMNS, LawStream, law_stream, with_file_columns
+from tests.support.splits import Batch, splits
 from tests.support.streams import Landing
 
 BLOB, LOG = "applyInPandasWithState", "transformWithState"

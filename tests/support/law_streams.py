@@ -13,10 +13,10 @@ from typing import Any, cast
 from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
-from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
 from tests.support.oracle import decide
+from tests.support.splits import splits
 from tests.support.streams import Host, Landing
 from tests.support.world_numbers import STEP_US
 from tests.support.worlds import World

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
-from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import microseconds
 from tests.support.oracle import KINDS, decide, why_event_rejected, why_operation_rejected
 from tests.support.oracle_rejections import LAST_US
+from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
 from tests.support.worlds import World, random_world
 

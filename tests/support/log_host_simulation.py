@@ -43,10 +43,10 @@ from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, t
 from spark_purgatory.spark.host.log_host import FAILPOINTS, LogHost, LogHostOptions
 from spark_purgatory.spark.host.warm_engines import WarmEngines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.testing.splits import Batch
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import NAMES, events_table, multiset, operations_table, outcome_rows
 from tests.support.spark_state import Handle, ShardState
+from tests.support.splits import Batch
 
 COMPARED = (*NAMES[:2], *NAMES[2:])
 ENGINE_BYTES = 1000

@@ -4,7 +4,7 @@ A world lies on a coarse grid of time: few keys, few instants, so that ties at t
 the deadline and one microsecond beside it, equal ids and redelivered events are the rule. All that is drawn
 can be added up exactly: values are quarters, and an extension's seconds are whole steps of the grid.
 
-`spark_purgatory.testing.splits` cuts a world into micro-batches.
+`tests.support.splits` cuts a world into micro-batches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spark_purgatory.testing.splits import granted_us
 from tests.support.oracle import KINDS, RULES
 from tests.support.oracle_rejections import LAST_US
+from tests.support.splits import granted_us
 from tests.support.world_numbers import NUMBERS, STEP_US, Numbers, needs_of
 
 Row = dict[str, Any]

@@ -24,7 +24,6 @@ from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.splits import splits
 from tests.support.control_events import Row, told
 from tests.support.engine_driver import (
     END_MS,
@@ -38,6 +37,7 @@ from tests.support.engine_driver import (
 )
 from tests.support.operations import ev, many_operations, op, play, written
 from tests.support.oracle import KINDS, decide
+from tests.support.splits import splits
 from tests.support.worlds import random_world
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)

@@ -31,12 +31,12 @@ from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, LimitError
-from spark_purgatory.testing.splits import splits
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
 from tests.support.now_and_then import EVERY_CASE
 from tests.support.operations import Batch, Row, ev, many_operations, op, play, the_outcome, written
 from tests.support.oracle import decide
+from tests.support.splits import splits
 from tests.support.worlds import random_world
 
 ANY = EngineSpec(criteria.any_key())

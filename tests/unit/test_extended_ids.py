@@ -17,12 +17,12 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.testing.splits import splits
 from tests.support.control_events import told
 from tests.support.engine_driver import END_MS, Shards, final, multiset
 from tests.support.now_and_then import examples
 from tests.support.operations import Row, op, play
 from tests.support.oracle import KINDS, decide, why_operation_rejected
+from tests.support.splits import splits
 from tests.support.worlds import STEP_US, World, random_world
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)

@@ -26,9 +26,9 @@ from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.splits import splits
 from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 from tests.support.engine_driver import Shards, multiset
+from tests.support.splits import splits
 from tests.support.worlds import random_world
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -39,10 +39,10 @@ from spark_purgatory.errors import (
     StateMismatchError,
     StateVersionError,
 )
-from spark_purgatory.testing.splits import splits
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, multiset, operations_table
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.splits import splits
 from tests.support.worlds import random_world
 
 CANARY = "canary"

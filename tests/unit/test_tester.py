@@ -19,11 +19,12 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError, LimitError, StateMismatchError
-from spark_purgatory.testing import PurgatoryTester, splits
+from spark_purgatory.testing import PurgatoryTester
 from tests.support.engine_driver import EPOCH, multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import each_commit
 from tests.support.oracle import KINDS, decide
+from tests.support.splits import splits
 from tests.support.worlds import STEP_US
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
