@@ -39,7 +39,7 @@ from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.core.state.payload_schema import conform_batch
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, WATERMARK_METADATA, by_shard, exchanged
-from spark_purgatory.spark.host.requirements import PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import PROVIDER, STATE_STORE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.operator.payload import arrow_schema
@@ -208,19 +208,15 @@ identity_log = partial(identity, host="transformWithState")
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("ours", "Purgatory, any_key, emit early", ours, True, settings=TRANSFORM_WITH_STATE_SETTINGS),
+        Contender("ours", "Purgatory, any_key, emit early", ours, True, settings=STATE_STORE_SETTINGS),
         Contender("ours_heap", "ours, state on the heap of the JVM", ours, decides=True),
-        Contender(
-            "log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
-        ),
+        Contender("log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=STATE_STORE_SETTINGS),
         Contender("ours_columns", "ours, with a column of the event", ours_columns, decides=True),
-        Contender("log_columns", "log, with a column of the event", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
+        Contender("log_columns", "log, with a column of the event", log_columns, True, STATE_STORE_SETTINGS),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("join_columns", "join, with a column of the event", join_columns, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
-        Contender(
-            "identity_log", "the same, log host's operator", identity_log, False, settings=TRANSFORM_WITH_STATE_SETTINGS
-        ),
+        Contender("identity_log", "the same, log host's operator", identity_log, False, settings=STATE_STORE_SETTINGS),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),
         Contender("jvm_only", "union, repartition; no Python, no state", jvm_only, decides=False),
         Contender("join_rocksdb", "the same, state in RocksDB", join, decides=True, grace_ms=1, settings=ROCKSDB),

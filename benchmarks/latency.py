@@ -51,7 +51,7 @@ from benchmarks.long_waits import RESULTS, listed
 from benchmarks.per_operation import groups_of, with_timers_by_row, with_timers_in_pandas
 from benchmarks.process_tree import cpu_seconds
 from benchmarks.report import machine, machine_line
-from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 
 SPARKS_OWN = "Spark's own figure, transformWithState on the JVM, Kafka to Kafka, 15 cores: p50 319 ms, p99 463 ms"
@@ -72,11 +72,11 @@ class Contender:
 
 
 CONTENDERS: Mapping[str, Contender] = {
-    "log": Contender(purgatory_of(SHARDS, host="transformWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
-    "blob": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
+    "log": Contender(purgatory_of(SHARDS, host="transformWithState").resolve, STATE_STORE_SETTINGS),
+    "blob": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve, STATE_STORE_SETTINGS),
     "blob_heap": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve),
-    "timers": Contender(lambda *sides: with_timers_by_row(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
-    "timers_pandas": Contender(lambda *sides: with_timers_in_pandas(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
+    "timers": Contender(lambda *sides: with_timers_by_row(groups_of(*sides)), STATE_STORE_SETTINGS),
+    "timers_pandas": Contender(lambda *sides: with_timers_in_pandas(groups_of(*sides)), STATE_STORE_SETTINGS),
     "join": Contender(partial(joined, longest_delay_minutes=LONGEST_DELAY_MINUTES), ROCKSDB, grace_ms=1),
 }
 

@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, log_columns, ours, ours_columns
 from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import Shape, prepared
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, STATE_STORE_SETTINGS
 
 FIRST_STEADY_BATCH = 2
 """The third one: by then what waits is in the state, and the workers run."""
@@ -103,17 +103,15 @@ class Marks:
 def contenders(minutes: int) -> dict[str, Contender]:
     """Who runs workload L; ``minutes`` is its longest delay."""
     joined = partial(join, longest_delay_minutes=minutes)
-    rocksdb = {**TRANSFORM_WITH_STATE_SETTINGS, **ROCKSDB}
+    rocksdb = {**STATE_STORE_SETTINGS, **ROCKSDB}
     counted = {**rocksdb, COUNT_ROWS: "true"}
     return {
         contender.name: contender
         for contender in (
             Contender("blob", "Purgatory, the state of a shard as one value, rewritten", ours, True, rocksdb),
-            Contender(
-                "log", "Purgatory, a snapshot and a log", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
-            ),
+            Contender("log", "Purgatory, a snapshot and a log", log, decides=True, settings=STATE_STORE_SETTINGS),
             Contender("blob_columns", "blob, with a column of the event", ours_columns, decides=True),
-            Contender("log_columns", "log, with a column", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
+            Contender("log_columns", "log, with a column", log_columns, True, STATE_STORE_SETTINGS),
             Contender("join", "stream-stream left outer join", joined, decides=True, grace_ms=1),
             Contender("blob_heap", "blob, state on the heap of the JVM", ours, decides=True),
             Contender("blob_counted", "blob, Spark counts its rows", ours, decides=True, settings=counted),

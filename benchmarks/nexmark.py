@@ -44,7 +44,7 @@ from benchmarks.process_tree import cpu_seconds
 from benchmarks.rates import FIRST_STEADY_BATCH
 from benchmarks.report import machine, machine_line
 from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 
 DDL = (
@@ -154,8 +154,8 @@ def join(auctions: DataFrame, bids: DataFrame) -> DataFrame:
 
 
 CONTENDERS = {
-    "blob": Contender(ours, TRANSFORM_WITH_STATE_SETTINGS),
-    "log": Contender(partial(ours, host="transformWithState"), TRANSFORM_WITH_STATE_SETTINGS),
+    "blob": Contender(ours, STATE_STORE_SETTINGS),
+    "log": Contender(partial(ours, host="transformWithState"), STATE_STORE_SETTINGS),
     "join": Contender(join),
     "join_rocksdb": Contender(join, ROCKSDB),
 }

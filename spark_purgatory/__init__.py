@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
     from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
-    from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+    from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
     from spark_purgatory.spark.monitoring.monitor import monitor
     from spark_purgatory.spark.move.move import move_checkpoint
     from spark_purgatory.spark.move.tables import export_state
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
 __all__ = [
-    "TRANSFORM_WITH_STATE_SETTINGS",
+    "STATE_STORE_SETTINGS",
     "AccumulatorQuery",
     "Completions",
     "Operations",
@@ -45,7 +45,7 @@ __all__ = [
     "pending",
 ]
 _MODULES = {
-    "TRANSFORM_WITH_STATE_SETTINGS": "spark.host.requirements",
+    "STATE_STORE_SETTINGS": "spark.host.requirements",
     "AccumulatorQuery": "spark.sink.accumulator_query",
     "Completions": "config",
     "Operations": "config",

@@ -60,7 +60,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from spark_purgatory.config.purgatory_options import LOG_HOST
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
-    from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+    from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
     from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
     from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
 
@@ -78,7 +78,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     settings = {**QUICK_SETTINGS, **OF_TESTS, **unix_sockets(tempfile.gettempdir())}
     settings["spark.driver.extraJavaOptions"] += YOUNG
     if request.config.getoption("host") == LOG_HOST:
-        settings |= TRANSFORM_WITH_STATE_SETTINGS
+        settings |= STATE_STORE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)
     if not request.config.getoption("without_delta"):
@@ -98,10 +98,10 @@ def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
     from spark_purgatory.config.purgatory_options import LOG_HOST
 
     if request.config.getoption("host") == LOG_HOST and "spark" in request.fixturenames:
-        from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
+        from spark_purgatory import STATE_STORE_SETTINGS
 
         session = request.getfixturevalue("spark")
-        for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
+        for name, value in STATE_STORE_SETTINGS.items():
             session.conf.set(name, value)
 
 

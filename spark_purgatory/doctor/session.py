@@ -199,10 +199,8 @@ def log_host_finding(spark: SparkSession) -> Finding:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
         return note(what, f"not in this session: {why}")
     if "RocksDB" not in str(spark.conf.get(requirements.PROVIDER)):
-        ready = (
-            "ready for RecordAccumulator.write_stream; for another start set TRANSFORM_WITH_STATE_SETTINGS before it"
-        )
+        ready = "ready for RecordAccumulator.write_stream; for another start set STATE_STORE_SETTINGS before it"
         return note(what, ready)
-    wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS.items()
+    wanted = requirements.STATE_STORE_SETTINGS.items()
     lacking = [f"{name} = {value}" for name, value in wanted if spark.conf.get(name, None) != value]
     return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")

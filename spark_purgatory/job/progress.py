@@ -130,7 +130,7 @@ class ProgressDisplay:
         return Group(*parts)
 
     def _look(self, query: Query) -> None:
-        if isinstance(query, AccumulatorQuery) and (found := query.measure()):
+        if isinstance(query, AccumulatorQuery) and (found := query.metrics()):
             files, staged = found["drained_files_total"], readable_bytes(found["staged_bytes"])
             self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
         if self._stops or not query.isActive:

@@ -44,7 +44,7 @@ AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13"
 STATE_STORES = {
     "hdfs": {requirements.PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
     # Only RocksDB has the format, and spark-submit may name another store: the start of the query sets it.
-    "rocksdb": {k: v for k, v in requirements.TRANSFORM_WITH_STATE_SETTINGS.items() if k != FORMAT_VERSION},
+    "rocksdb": {k: v for k, v in requirements.STATE_STORE_SETTINGS.items() if k != FORMAT_VERSION},
 }
 # A JVM that lives for minutes would spend half of them on compiling code that runs a few times. With one compiler, Java
 # reserves 48 MB for code by default, and a stream of some hundred micro-batches ends in a VirtualMachineError.

@@ -19,7 +19,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, RecordAccumulator, errors
+from spark_purgatory import STATE_STORE_SETTINGS, RecordAccumulator, errors
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.storage import spark_access
 from tests.support import killed_child
@@ -33,7 +33,7 @@ IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStore
 LANES = {
     "applyInPandasWithState": (BLOB, {}),
     "applyInPandasWithState, the other store": (BLOB, {"spark.sql.streaming.stateStore.providerClass": IN_MEMORY}),
-    "transformWithState": (LOG, TRANSFORM_WITH_STATE_SETTINGS),
+    "transformWithState": (LOG, STATE_STORE_SETTINGS),
 }
 DAMAGED = os.environ.get("DAMAGED", "").split(",")
 """Parts of the names of the kinds to damage, to go on where a series has ended: DAMAGED=state,rows."""

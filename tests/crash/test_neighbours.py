@@ -79,7 +79,7 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
 
     def refused(error: type[StorageError | BufferExhaustedError], said: str, undo: Callable[[], object]) -> None:
         with pytest.raises(error, match=said) as raised:
-            query.drain()
+            query.flush()
         assert " - n : " not in "".join(traceback.format_exception(raised.value)), "Delta names values"
         assert staged_files(stream)
         undo()
@@ -105,7 +105,7 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
     foreign.partitionBy("part").save(str(table))
     refused(TableLostError, "was replaced|dropped or replaced", lambda: (shutil.rmtree(table), aside.rename(table)))
     sql("ADD COLUMNS (later string)")
-    query.drain()
+    query.flush()
     assert stream.numbers() == every(2)
     assert staged_files(stream) == []
 
@@ -155,7 +155,7 @@ def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_unt
         meanwhile("before commit", lambda: sql("RENAME COLUMN n TO m", "ADD COLUMNS (n bigint)")),
         pytest.raises(SchemaMismatchError, match=said),
     ):
-        query.drain()
+        query.flush()
     for _ in range(2):
         with pytest.raises(SchemaMismatchError, match=said):
             Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
@@ -184,7 +184,7 @@ def test_a_rename_between_the_looks_at_columns_and_history_is_seen_whole(
         return columns_now(target, *given)
 
     monkeypatch.setattr(DeltaTarget, "columns_now", late)
-    query.drain()
+    query.flush()
     assert renamed
     assert sorted(row["m"] for row in stream.spark.table(table).collect()) == sorted(every(2).elements())
 
@@ -215,7 +215,7 @@ def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stre
         meanwhile("before commit", lambda: twin.drain(stream.spark)),
         pytest.raises(ForeignWriterError, match="transaction 0 of app id"),
     ):
-        query.drain()
+        query.flush()
     assert stream.numbers() == every(1), "the twin's"
     assert staged_files(stream), "nothing was removed"
     with pytest.raises(ForeignWriterError, match="transaction 0 of app id"):
@@ -238,7 +238,7 @@ def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream:
         meanwhile("before intend", twin_drains),
         pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"),
     ):
-        query.drain()
+        query.flush()
     assert stream.numbers() == every(1), "the twin's"
     [ours] = set(log.glob("intent=0-*")) - set(before)
     ours.unlink()

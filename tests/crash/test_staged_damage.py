@@ -208,10 +208,10 @@ def test_a_damaged_file_stops_a_real_query_by_name_and_the_rows_arrive_once_it_i
     for damage in (empty, cut):
         damage(file)
         with pytest.raises(StagingError):
-            query.drain()
+            query.flush()
         assert not stream.sink.table_exists(spark), "nothing was committed"
         file.write_bytes(content)
-    query.drain()
+    query.flush()
     assert stream.numbers() == every(2)
 
 

@@ -120,7 +120,7 @@ def test_metrics_count_what_a_drain_brings_beside_others(stream: Stream) -> None
     stream.add(1)
     query.processAllAvailable()
     query.flush()
-    found = query.measure()
+    found = query.metrics()
     query.stop()
     assert found["drained_rows_total"] == 30 and found["drained_files_total"] == 4
     assert found["drained_bytes_total"] > 0 and found["staged_bytes"] == 0

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
-from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
@@ -24,7 +24,7 @@ HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStat
 HOSTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("applyInPandasWithState", HDFS),
     ("applyInPandasWithState", {PROVIDER: ROCKSDB}),
-    (LOG_HOST, TRANSFORM_WITH_STATE_SETTINGS),
+    (LOG_HOST, STATE_STORE_SETTINGS),
 )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, RecordAccumulator, gauges, move_checkpoint
+from spark_purgatory import STATE_STORE_SETTINGS, RecordAccumulator, gauges, move_checkpoint
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from tests.matrix.cells import MOVED
@@ -60,7 +60,7 @@ def main(folder: Path, host: str, sink: str, batches: int) -> None:
     query = start(outcomes, landing, sink, {"availableNow": True})
     query.awaitTermination()
     if sink == "delta":
-        query.drain()
+        query.flush()
     written = table(landing).read(spark) if sink == "delta" else spark.read.parquet(str(landing.outcomes))
     rows = multiset((row.asDict() for row in written.collect()), *COLUMNS)
     expected = stream.expected(landing.last_watermark_us)
@@ -79,7 +79,7 @@ def session(host: str, sink: str) -> SparkSession:
         "spark.log.level": "ERROR",
     }
     if host == LOG_HOST:
-        settings |= TRANSFORM_WITH_STATE_SETTINGS
+        settings |= STATE_STORE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)
     if sink == "delta":

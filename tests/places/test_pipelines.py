@@ -11,7 +11,7 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from benchmarks.jars import resolved
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory import STATE_STORE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 from tests.support.delta_files import delta_rows
 from tests.support.pipelines import run_pipeline
@@ -80,7 +80,7 @@ def test_each_run_goes_on_from_the_one_before(tmp_path: Path, host: str, written
         "storage": f"file://{folder}/storage",
         "libraries": [{"glob": {"include": "orders.py"}}],
         "configuration": {
-            **TRANSFORM_WITH_STATE_SETTINGS,
+            **STATE_STORE_SETTINGS,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.session.timeZone": "UTC",
             "orders.landing": str(tmp_path),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
+from spark_purgatory import STATE_STORE_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
@@ -85,7 +85,7 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
     sources = Sources(tmp_path)
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         for batch in range(BATCHES):
             sources.add(batch)
             if batch == BATCHES // 2:
@@ -113,7 +113,7 @@ def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_
         sources.add(batch)
     sources.close()
     second = shipped("transformWithState", watermark="0 seconds")
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         rows = sources.run(spark, second)
     expected = [row.asDict() for row in sources.outcomes(spark, False, second).collect()]
     assert multiset(rows, "id", "wait_ms") == multiset(expected, "id", "wait_ms")
@@ -130,7 +130,7 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     after_blob = replace(second, operations=replace(second.operations, outcomes_of=purgatory()))
     with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
         after_blob.resolve(blob, shipments)
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         paid = PAID.resolve(orders, payments)
         idle = replace(second, operations=replace(second.operations, idle_after="1 minute"))
         with pytest.raises(

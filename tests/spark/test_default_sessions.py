@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Operations,
     Purgatory,
     RecordAccumulator,
@@ -326,7 +326,7 @@ def test_a_start_in_a_session_with_another_format_than_the_checkpoint_is_told_wh
         return any(re.search(wanted, record.getMessage()) for record in caplog.records)
 
     landing = landed(tmp_path)
-    with settings(bare, {PARTITIONS: "2", **TRANSFORM_WITH_STATE_SETTINGS}):
+    with settings(bare, {PARTITIONS: "2", **STATE_STORE_SETTINGS}):
         assert len(landing.run(bare, purgatory())) == 1
     landing.add([operation("o9", 400, 500)], [event("clock", 400)])
     check_checkpoint(bare, purgatory().resolve(*landing.frames(bare)), checkpoint=str(landing.checkpoint))

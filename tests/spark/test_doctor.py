@@ -26,7 +26,7 @@ from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError, StorageError
 from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.checkpoint.gauges import gauges
-from spark_purgatory.spark.host.requirements import CHANGELOG, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import CHANGELOG, STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.catalog_managed import make_catalog_managed
 from tests.support.golden_states import GOLDEN
@@ -94,9 +94,9 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
 
 @pytest.mark.spark
 def test_a_session_is_ready_for_the_log_host_or_says_what_is_missing(spark: SparkSession) -> None:
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         assert by_name(session_findings(spark))[LOG_HOST].found == "ready"
-    with settings(spark, {**TRANSFORM_WITH_STATE_SETTINGS, CHANGELOG: "false"}):
+    with settings(spark, {**STATE_STORE_SETTINGS, CHANGELOG: "false"}):
         found = by_name(session_findings(spark))[LOG_HOST]
     assert found.found == f"slower than it could be: set {CHANGELOG} = true"
 

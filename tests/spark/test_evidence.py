@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -45,7 +45,7 @@ HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
 @pytest.fixture(autouse=True)
 def both_hosts(spark: SparkSession) -> Iterator[None]:
     """A session in which both hosts run."""
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         yield
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.group_ops import PandasGroupedOpsMixin
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, check_checkpoint, export_state, move_checkpoint
+from spark_purgatory import STATE_STORE_SETTINGS, check_checkpoint, export_state, move_checkpoint
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
 from spark_purgatory.spark.move import move
@@ -243,7 +243,7 @@ def test_a_checkpoint_goes_on_after_sparks_own_repartition_and_can_be_moved(lane
     stream = lane(2, "accumulator")
     stream.host, spark = host, stream.spark
     first, second, third, *others = batches_of(stream.drawn, 2, 4)
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         stream.add(first)
         stream.run()
         waits, rows = stream.waiting(), stream.staged()

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -347,7 +347,7 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("x", 1)])
         asked = purgatory(host=host)
         landing.run(spark, asked)

@@ -181,7 +181,7 @@ def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_ba
         sink.flush()
     assert staged_files(stream)
     stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (n bigint)")
-    query.drain()
+    query.flush()
     assert stream.numbers() == every(1)
 
 

@@ -14,7 +14,7 @@ from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
     PROVIDER,
     ROCKSDB,
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     check_log_host,
 )
 from spark_purgatory.spark.storage.spark_access import settings
@@ -56,7 +56,7 @@ def test_the_law_holds_with_it_across_a_restart(spark: SparkSession, tmp_path: P
     landing = law_stream(seed).landed_in_batches(tmp_path, seed, batches=4)
     late = [path for path in tmp_path.glob("*/*.parquet") if int(path.stem) >= 2]
     hidden = [path.rename(path.with_name(f".{path.name}")) for path in late]
-    with settings(spark, {**(TRANSFORM_WITH_STATE_SETTINGS if host == LOG_HOST else {}), **SETTINGS[name]}):
+    with settings(spark, {**(STATE_STORE_SETTINGS if host == LOG_HOST else {}), **SETTINGS[name]}):
         assert_is_expected(spark, landing, host, seed)
         for path, shown in zip(hidden, late, strict=True):
             path.rename(shown)

@@ -202,7 +202,7 @@ def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> No
     query.stop()
     assert not sink.table_exists(stream.spark)
     assert list((stream.folder / "table").iterdir()) == []
-    query.drain()
+    query.flush()
     assert stream.numbers() == every(1)
 
 

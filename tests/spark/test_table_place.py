@@ -151,7 +151,7 @@ def test_a_table_that_is_to_be_made_gets_the_schema_of_the_start(stream: Stream,
     wait_until(lambda: bool(staged_files(stream)), query)
     stream.spark.sql("USE two")
     query.stop()
-    query.drain()
+    query.flush()
     assert sink.read(stream.spark).count() == stream.spark.table("one.new").count() == 10
     assert not stream.spark.catalog.tableExists("two.new")
 

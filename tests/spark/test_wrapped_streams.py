@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -174,7 +174,7 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
 ) -> None:
     landing, made = landed(tmp_path), purgatory(host=host, emit="final")
     expected = [row.asDict() for row in made.resolve(*landing.frames(spark, streaming=False)).collect()]
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         rows = outcomes(
             spark, made.resolve(every(landing.frames(spark)[0]), every_event(landing.frames(spark)[1])), tmp_path
         )
@@ -187,7 +187,7 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
 def test_state_that_waits_for_no_watermark_may_come_before(spark: SparkSession, tmp_path: Path, host: Host) -> None:
     operations, events = landed(tmp_path).frames(spark)
     operations = operations.distinct().dropDuplicates(["id"])
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         rows = outcomes(spark, purgatory(host=host).resolve(operations, events.dropDuplicates(["key"])), tmp_path)
     assert Counter(row["status"] for row in rows) == {"COMPLETED": 5, "EXPIRED": 5}
 
@@ -203,7 +203,7 @@ def test_streams_that_no_watermark_passes_are_refused_however_they_are_wrapped(
 ) -> None:
     wrap, said = REFUSED[way]
     operations, events = landed(tmp_path).frames(spark)
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         for host, after in zip(HOSTS, (lambda frame: frame, every), strict=True):
             with pytest.raises(ConfigError, match=said):
                 purgatory(host=host, name="later").resolve(after(wrap(operations)), events)
@@ -243,7 +243,7 @@ def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wr
         return SHIPPED.resolve(paid, landing.frames(spark, streaming)[1])
 
     expected = [row.asDict() for row in decided(False, lambda frame: frame).collect()]
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         rows = outcomes(spark, decided(True, STATELESS[way]), tmp_path)
     assert len(rows) == 5
     assert multiset(rows, "id", "ship_status") == multiset(expected, "id", "ship_status")
@@ -252,7 +252,7 @@ def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wr
 def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp_path: Path) -> None:
     landing = landed(tmp_path)
     operations, events = landing.frames(spark)
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+    with settings(spark, STATE_STORE_SETTINGS):
         paid = PAID.resolve(operations, events)
         plain = operations.withColumn("resolved_at", F.col("created"))
         with pytest.raises(

@@ -18,7 +18,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Purgatory, criteria, gauges, metrics, monitor
+from spark_purgatory import STATE_STORE_SETTINGS, Purgatory, criteria, gauges, metrics, monitor
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.host.exchange import unix_sockets
 from tests.support.stream_rows import event, operation, purgatory
@@ -31,7 +31,7 @@ OPERATIONS = 6
 def main(host: Host, folder: Path) -> None:
     """The stream, a restart, and a limit that ends it."""
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
-    log_host = TRANSFORM_WITH_STATE_SETTINGS if host == "transformWithState" else {}
+    log_host = STATE_STORE_SETTINGS if host == "transformWithState" else {}
     needed = {**QUICK_SETTINGS, **log_host, **unix_sockets(tempfile.gettempdir())}
     for name, value in {**needed, "spark.ui.enabled": "false", "spark.log.level": "INFO"}.items():
         builder = builder.config(name, value)

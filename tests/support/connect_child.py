@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -84,7 +84,7 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
 
 def read_log_host(spark: SparkSession, folder: Path) -> None:
     """The same of the other host."""
-    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
+    for name, value in STATE_STORE_SETTINGS.items():
         spark.conf.set(name, value)
     read_gauges(spark, folder, replace(PURGATORY, host="transformWithState"))
 

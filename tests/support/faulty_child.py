@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory import STATE_STORE_SETTINGS
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.exchange import unix_sockets
@@ -26,7 +26,7 @@ from tests.support.streams import Landing
 def main(folder: Path) -> None:
     """Run every stream to its end."""
     builder = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", "2")
-    settings = {**QUICK_SETTINGS, **TRANSFORM_WITH_STATE_SETTINGS, **unix_sockets(tempfile.gettempdir())}
+    settings = {**QUICK_SETTINGS, **STATE_STORE_SETTINGS, **unix_sockets(tempfile.gettempdir())}
     for name, value in {**settings, "spark.ui.enabled": "false", "spark.log.level": "FATAL"}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

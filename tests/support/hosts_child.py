@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Purgatory
+from spark_purgatory import STATE_STORE_SETTINGS, Purgatory
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.exchange import unix_sockets
@@ -42,7 +42,7 @@ ROUTES = ("faults", "cold", "cold and faults", "warm")
 def main(folder: Path, first: int, count: int) -> None:
     """Run every seed's streams, and compare."""
     builder = SparkSession.builder.master("local[2,6]").config("spark.sql.shuffle.partitions", "2")
-    needed = {**QUICK_SETTINGS, **TRANSFORM_WITH_STATE_SETTINGS, **unix_sockets(tempfile.gettempdir())}
+    needed = {**QUICK_SETTINGS, **STATE_STORE_SETTINGS, **unix_sockets(tempfile.gettempdir())}
     for name, value in {**needed, "spark.ui.enabled": "false", "spark.log.level": "FATAL"}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Purgatory,
     RecordAccumulator,
     move_checkpoint,
@@ -136,7 +136,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def with_host(spark: SparkSession, host: str) -> None:
     """The settings that a host needs, or none of them."""
-    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
+    for name, value in STATE_STORE_SETTINGS.items():
         if host == BLOB:
             spark.conf.unset(name)
         else:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -70,7 +70,7 @@ class Load:
             host=self.host,
             **options,
         )
-        with spark_access.settings(self.spark, TRANSFORM_WITH_STATE_SETTINGS if self.host == LOG else {}):
+        with spark_access.settings(self.spark, STATE_STORE_SETTINGS if self.host == LOG else {}):
             accumulator = RecordAccumulator(path=str(self.folder / "table"), **(sink or {}))
             query = accumulator.write_stream(
                 purgatory.resolve(operations, events),

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
+    STATE_STORE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -146,7 +146,7 @@ class Replays:
     def run(self, settings: Settings) -> None:
         """To the end of the source."""
         release = partial(OtherSteps, version=settings.steps)
-        needed = TRANSFORM_WITH_STATE_SETTINGS if self.host == "transformWithState" else {}
+        needed = STATE_STORE_SETTINGS if self.host == "transformWithState" else {}
         with patch.object(log_host, "LogHost", release), spark_access.settings(self.spark, needed):
             self._run(settings)
 

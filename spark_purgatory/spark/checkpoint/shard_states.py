@@ -22,7 +22,7 @@ from spark_purgatory.config.places import ENCODED
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableError
-from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS, other_format
+from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
 from spark_purgatory.spark.storage.paths import literal
@@ -160,7 +160,7 @@ def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractCon
 
     Raises StateReaderError if this Spark or Spark Connect cannot read it.
     """
-    if version != "1" and FORMAT_VERSION not in TRANSFORM_WITH_STATE_SETTINGS:
+    if version != "1" and FORMAT_VERSION not in STATE_STORE_SETTINGS:
         raise StateReaderError(
             f"checkpoint={checkpoint!r} has states of format {version}, which Spark {spark.version} cannot read: use "
             "Spark 4.1 or a later release"

@@ -151,7 +151,7 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     default = spark.conf.get(requirements.PROVIDER) or ""
     default = default if "RocksDB" in default else requirements.ROCKSDB
     store = fixed.get(requirements.PROVIDER) or told(spark, requirements.PROVIDER) or default
-    wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS | {requirements.PROVIDER: store}
+    wanted = requirements.STATE_STORE_SETTINGS | {requirements.PROVIDER: store}
     best, given = wanted.pop(FORMAT_VERSION, "1"), told(spark, FORMAT_VERSION)
     version = fixed.get(FORMAT_VERSION) or given or (best if store == requirements.ROCKSDB and not is_remote() else "1")
     if version == (given or "1"):

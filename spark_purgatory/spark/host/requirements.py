@@ -23,7 +23,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
-TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
+STATE_STORE_SETTINGS: dict[str, str] = {
     PROVIDER: ROCKSDB,  # transformWithState runs on no other store
     # A commit uploads the writes of the micro-batch. Without it, whole files of RocksDB are uploaded.
     CHANGELOG: "true",
@@ -34,7 +34,7 @@ TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
 """Settings of a session for ``Purgatory(host="transformWithState")``. It needs the first. The next two make it faster,
 and with the last one a run that crashed does not change the state of the next."""
 PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + "".join(
-    f'\n    spark.conf.set("{name}", "{value}")' for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
+    f'\n    spark.conf.set("{name}", "{value}")' for name, value in STATE_STORE_SETTINGS.items()
 )
 """The remedy if a session has another state store. `RecordAccumulator.write_stream` sets it for its own query."""
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"

@@ -103,7 +103,7 @@ class QueryMonitor(QueryListener):
         self._gauges_ms, self._last_batch, self._stopped = 0, -1, False
         self._reading, self._taking = threading.Lock(), threading.Lock()
         if isinstance(query, AccumulatorQuery) and not is_remote():
-            query.told.append(self._measured)
+            query._listeners.append(self._measured)
         with self._taking:
             self._spark.streams.addListener(self)
             # This is read before the reports, which are complete if the query has ended by now.
@@ -154,7 +154,7 @@ class QueryMonitor(QueryListener):
         if (watermark_ms := watermark_ms_of(progress.eventTime.get("watermark"))) is not None:
             last["watermark_lag_ms"] = now_ms - watermark_ms
         if isinstance(self._query, AccumulatorQuery):
-            last |= self._query.measure()
+            last |= self._query.metrics()
         self._read_gauges(now_ms)
         if self._gauges is not None:
             last |= _of_gauges(self._gauges)

@@ -29,7 +29,7 @@ class AccumulatorQuery:
     """The running query that `RecordAccumulator.write_stream` returns.
 
     It has attributes of a `StreamingQuery` under Spark's names; ``query`` is Spark's own object. Use this one to wait
-    and to stop, because only `awaitTermination`, `flush`, `drain`, ``stop(drain=True)`` and the query's own
+    and to stop, because only `awaitTermination`, `flush`, ``stop(drain=True)`` and the query's own
     micro-batches bring rows to the table.
     """
 
@@ -37,7 +37,8 @@ class AccumulatorQuery:
         self._query, self._sender, self._spark = query, sender, spark
         self._drains_at_end = "availableNow" in trigger
         every = str(trigger.get("processingTime", ""))
-        self.told: list[Callable[[Mapping[str, float]], None]] = []  # Called with `measure` as `drain` begins and ends.
+        # Called with `metrics` when a drain after the query's end begins, and when it ends.
+        self._listeners: list[Callable[[Mapping[str, float]], None]] = []
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
     def __repr__(self) -> str:
@@ -48,7 +49,7 @@ class AccumulatorQuery:
 
         `spark_purgatory.gauges` counts the operations that wait.
         """
-        error, progress, staged = self.exception(), self.lastProgress, self.measure().get("staged_bytes")
+        error, progress, staged = self.exception(), self.lastProgress, self.metrics().get("staged_bytes")
         state = "runs" if self.isActive else "has ended" if error is None else f"failed: {sentence_of(error)}"
         texts = [f"{self.name or 'query'} into {self.target} {state}"]
         if progress is not None:
@@ -113,7 +114,7 @@ class AccumulatorQuery:
         """The table that the query was started for."""
         return self._sender.target
 
-    def measure(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect."""
         return {} if is_remote() else self._sender.policy.measure(self._sender.ledger)
 
@@ -131,7 +132,7 @@ class AccumulatorQuery:
         """
         ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
         if (timeout is None or ended) and self._drains_at_end and self._query.exception() is None:
-            self.drain()
+            self._drain()
             self._drains_at_end = False
         return ended
 
@@ -171,7 +172,7 @@ class AccumulatorQuery:
             ForeignWriterError: Another run of the query uses the checkpoint now.
         """
         if not self.isActive:
-            self.drain()
+            self._drain()
             return
         _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
         self._sender.flush_requested = True
@@ -201,7 +202,7 @@ class AccumulatorQuery:
             time.sleep(POLL_SECONDS)
         self._query.stop()
         if drain:
-            self.drain()
+            self._drain()
         elif not is_remote():
             self._await_sender()
             self._sender.end_drain(self._spark)
@@ -218,7 +219,7 @@ class AccumulatorQuery:
                 break
             time.sleep(POLL_SECONDS)
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Bring everything staged to the table after the query has ended.
 
         Raises:
@@ -239,16 +240,16 @@ class AccumulatorQuery:
         if not self._sender.is_true(self._spark):
             last = self._sender
             self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
-        if self.told and not is_remote():
+        if self._listeners and not is_remote():
             ledger = self._sender.open(self._spark)
             counted = sum(piece.rows for piece in ledger.pieces.values())
-            self._tell(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
+            self._notify(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
         self._sender.drain(self._spark)
-        self._tell(draining_rows=0)
+        self._notify(draining_rows=0)
 
-    def _tell(self, draining_rows: int) -> None:
-        for tell in self.told:
-            tell({**self.measure(), "draining_rows": draining_rows})
+    def _notify(self, draining_rows: int) -> None:
+        for listener in self._listeners:
+            listener({**self.metrics(), "draining_rows": draining_rows})
 
 
 def is_theirs(description: object) -> bool:
