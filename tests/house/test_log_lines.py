@@ -1,4 +1,4 @@
-"""docs/logging.md has a row for each logger at each of its levels."""
+"""docs/metrics.md has a row for each logger at each of its levels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_the_page_has_each_logger_at_each_level_of_the_code() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "LOG":
                 code |= {(name, LEVELS[node.attr])} if node.attr in LEVELS else set()
-    rows = ROW.findall((ROOT / "docs" / "logging.md").read_text(encoding="utf-8"))
+    rows = ROW.findall((ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"))
     page = [(name, level) for names, level in rows for name in re.findall(r"`([\w.]+)`", names)]
     assert len(code) > 10 and sorted(page) == sorted(code)

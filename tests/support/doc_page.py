@@ -30,7 +30,6 @@ FRAGMENTS = [
         "keys_and_times",
         "operations",
         "upgrading",
-        "logging",
         "shipping",
         "choosing",
     )
