@@ -90,4 +90,4 @@ def test_code_that_is_too_wide_is_found() -> None:
 def test_a_link_to_a_page_gets_its_title_and_a_link_to_another_file_keeps_its_name() -> None:
     links = "[metrics.md](metrics.md), [monitoring/alerts.yml](monitoring/alerts.yml)"
     said = LINK.sub(lambda link: mapped(link, "index.md", "docs/index.md"), links)
-    assert said == "[Metrics](metrics.md), [monitoring/alerts.yml](monitoring/alerts.yml)"
+    assert said == "[Metrics and logs](metrics.md), [monitoring/alerts.yml](monitoring/alerts.yml)"
