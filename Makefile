@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.demo-installed
 CLASSES := $(VENV)/spark.jsa
 DOCS_STAMP := $(VENV)/.docs-installed
 RELEASE_STAMP := $(VENV)/.release-installed
@@ -13,6 +14,8 @@ GALLERY_STAMP := $(VENV)/.gallery-installed
 TRACES ?= tests/conformance/traces
 PYTEST_ARGS ?=
 MARKS ?= not slow and not long and not bench and not kafka
+# All tests: one process with Spark, one for the files without it. What PYTEST_ARGS names: in one process.
+WORKERS ?= $(if $(PYTEST_ARGS),,--numprocesses 2 --dist loadgroup --no-loadscope-reorder)
 BENCH_ARGS ?=
 SINK_ARGS ?=
 DEMO_ARGS ?=
@@ -28,18 +31,44 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-memory bench-long bench-flink bench-nexmark bench-latency bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
+.PHONY: help test test-all test-only test-pure test-spark test-pages test-kills test-oldest test-places test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-memory bench-long bench-flink bench-nexmark bench-latency bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-test: lint docs test-only ## Lint, types, the documentation site and every test but the long ones
+test: java $(STAMP) ## Lint, types and the tests that belong to every change: 6 minutes on two cores
+	@$(BIN)/python -m tests.support.measured $(MAKE) --no-print-directory lint test-only
 
-test-only: java $(STAMP) $(DOCS_STAMP) $(CLASSES) ## The tests of `make test`, without lint
-	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+test-only: java $(STAMP) ## The tests of `make test`; PYTEST_ARGS=tests/unit/test_engine.py: those alone, in seconds
+	$(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS) --durations 15 $(PYTEST_ARGS)
 
-test-all: lint promtool $(GALLERY_STAMP) ## The tests of `make test`, and the long ones, for which it needs promtool
-	$(MAKE) test-only MARKS="not slow" EVERY_CASE=1
+test-all: $(CLASSES) promtool $(GALLERY_STAMP) $(DOCS_STAMP) ## All other tests, job by job, with what each took; JOBS="spark pages" runs these
+	@$(BIN)/python -m tests.jobs $(JOBS)
+
+# The jobs of test-all.
+FILES_APART := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PAGES := tests/spark/test_docs_snippets.py tests/spark/test_docstring_examples.py tests/spark/test_testing_guide.py \
+  tests/spark/test_notebooks.py tests/spark/test_gallery.py tests/house/test_readme.py tests/house/test_built_site.py \
+  tests/house/test_docs_site.py
+
+test-pure: java $(STAMP)  ## Every test without Spark, with every case of those that `make test` samples
+	EVERY_CASE=1 $(MAKE) test-only MARKS="not slow and not spark" WORKERS="$(FILES_APART)"
+
+test-spark: java $(STAMP) $(CLASSES) ## Tests with Spark that `make test` leaves out
+	EVERY_CASE=1 $(MAKE) test-only MARKS="spark and not slow and (long or bench)" WORKERS="$(FILES_APART)" \
+	  PYTEST_ARGS="$(addprefix --ignore=,$(PAGES) tests/places) $(PYTEST_ARGS)"
+
+test-pages: docs java $(CLASSES) $(GALLERY_STAMP) ## The site, and the code of pages, docstrings and notebooks
+	$(MAKE) test-only MARKS="not slow" WORKERS="$(FILES_APART)" PYTEST_ARGS="$(PAGES)"
+
+test-kills: java $(STAMP) $(CLASSES) ## The driver is killed at each point of a drain, in one chain
+	$(MAKE) test-only MARKS=spark PYTEST_ARGS="tests/crash/test_crash.py -k 'a_kill or path'"
+
+test-oldest: java $(STAMP) ## A slice of the tests on the oldest Spark and the oldest packages
+	$(BIN)/python -m tests.matrix --check spark-4.0
+
+test-places: promtool java $(STAMP) $(CLASSES) ## Kafka, an object store, a cluster, Spark Connect, pipelines, Prometheus
+	$(MAKE) test-only MARKS="not slow" PYTEST_ARGS="tests/places $(PYTEST_ARGS)"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
@@ -50,7 +79,7 @@ docs: $(DOCS_STAMP) ## The documentation site, into site/; a link that leads now
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
 
-demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta table, with a summary
+demo: java $(DEMO_STAMP) ## Orders and payments through the purgatory into a Delta table, with a summary
 	@$(BIN)/python -m spark_purgatory demo $(DEMO_ARGS)
 
 bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side by side
@@ -116,7 +145,7 @@ audit: $(RELEASE_STAMP) ## Known vulnerabilities of what release-check has insta
 	for bill in dist-sbom/*.requirements.txt; do \
 	  $(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r $$bill || exit 1; done
 
-bench-test: java $(STAMP) $(CLASSES) ## The tests of the benchmarks
+bench-test: java $(STAMP) ## The tests of the benchmarks
 	$(MAKE) test-only MARKS="bench and not slow"
 
 conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir; the tests of what only they show
@@ -148,12 +177,20 @@ $(CLASSES): $(STAMP)
 	@rm -f $@
 	-@$(BIN)/python -m tests.support.class_archive $@ > $(VENV)/spark.jsa.log 2>&1
 
-$(STAMP): pyproject.toml
+# What a user installs, with the releases that are pinned for the tests.
+$(DEMO_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "spark_purgatory needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
-	@echo "Installing into $(VENV) (first time: about 2 minutes)"
+	@echo "Installing into $(VENV) (first time: a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import re, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*(re.sub(r"\[.*?\]", "", pin) for pin in project["optional-dependencies"]["dev"]), sep="\n")' > $(VENV)/pins.txt
+	@$(BIN)/python -m pip install --quiet -e '.[spark,cli]' -c $(VENV)/pins.txt
+	@touch $@
+
+$(STAMP): pyproject.toml $(DEMO_STAMP)
+	@echo "Installing the tools of the tests into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,metrics,otel,dev]'
 	@touch $@
 

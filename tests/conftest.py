@@ -41,14 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of another host. Workers take a file at a time, in this order: the long ones first, so that none
-    is left over at the end.
+    """Leave out tests of another host. In parallel: with `loadgroup` one worker has all tests with Spark, in one JVM,
+    and the other takes a file at a time. The long ones first, so that none is left over at the end.
     """
     if config.getoption("host") not in (None, "applyInPandasWithState"):
         items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):
+        for item in items:
+            has_spark = item.get_closest_marker("spark") is not None
+            item.add_marker(pytest.mark.xdist_group("spark" if has_spark else item.path.stem))
         with_spark = {item.path for item in items if item.get_closest_marker("spark")}
-        items.sort(key=lambda item: item.path not in with_spark)
+        items.sort(key=lambda item: (item.path not in with_spark, item.get_closest_marker("spark") is None))
 
 
 @pytest.fixture(scope="session")

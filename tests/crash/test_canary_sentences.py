@@ -23,6 +23,7 @@ from spark_purgatory.errors import sentence_of
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import guarded, run
 from spark_purgatory.job.stopping import StopRequest
+from tests.support.now_and_then import each_commit, now_and_then
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream
 
@@ -165,7 +166,10 @@ SCENES: tuple[Callable[[Scene], tuple[BaseException, str]], ...] = (
 )
 
 
-@pytest.mark.parametrize("play", SCENES, ids=lambda play: play.__name__)
+OFTEN = (a_cast, a_cast_on_the_way_to_the_sink, a_function_given_to_foreach_batch, a_constraint_of_a_table)
+
+
+@pytest.mark.parametrize("play", each_commit(SCENES, lambda play: play in OFTEN), ids=lambda play: play.__name__)
 def test_a_sentence_has_no_value_of_a_row(
     spark: SparkSession, tmp_path: Path, play: Callable[[Scene], tuple[BaseException, str]]
 ) -> None:
@@ -203,7 +207,7 @@ trigger: {{availableNow: true}}
     ("select", "expected"),
     [
         ("cast(amount as int) as amount", CAST),
-        ("raise_error(amount) as amount", "[USER_RAISED_EXCEPTION]"),
+        *now_and_then(("raise_error(amount) as amount", "[USER_RAISED_EXCEPTION]")),
         ("cast(amounts as int) as amount", "Did you mean one of the following? [`amount`,"),
     ],
 )

@@ -106,6 +106,7 @@ def test_a_file_of_sparks_own_is_named(drained: Stream, folder: str, damage: Cal
     assert "bring it back from a copy" in found[0].remedy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_source_whose_log_was_removed_is_named_and_a_shared_dataframe_has_one_log(
     spark: SparkSession, tmp_path: Path, is_shared: bool
@@ -137,6 +138,7 @@ def test_a_source_whose_log_was_removed_is_named_and_a_shared_dataframe_has_one_
             run()
 
 
+@pytest.mark.long
 def test_a_commit_that_is_damaged_may_be_removed(drained: Stream) -> None:
     """As the remedy has it: each row is there once."""
     checkpoint = fresh(drained)
@@ -145,6 +147,7 @@ def test_a_commit_that_is_damaged_may_be_removed(drained: Stream) -> None:
     assert drained.numbers() == every(3)
 
 
+@pytest.mark.long
 def test_a_metadata_file_that_names_another_query_is_named(drained: Stream) -> None:
     """It was "the table was replaced"."""
     path = fresh(drained) / "metadata"

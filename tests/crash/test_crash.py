@@ -114,7 +114,7 @@ def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, f
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("place", [(), ("--by-name",)], ids=["by path", "by name in a metastore"])
+@pytest.mark.parametrize("place", [(), ("--by-name",)], ids=["path", "name"])
 def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path, place: tuple[str, ...]) -> None:
     rows = kill_in_turn(tmp_path, (*FAILPOINTS, IN_STAGE), *place)
     assert rows >= 20_000

@@ -110,6 +110,7 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
     assert staged_files(stream) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "rule", "said", "undo"),
     [
@@ -165,6 +166,7 @@ def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_unt
     assert staged_files(stream) == []
 
 
+@pytest.mark.long
 def test_a_rename_between_the_looks_at_columns_and_history_is_seen_whole(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_rename_between_the_looks_at_columns_and_history_is_seen_whole(
     assert sorted(row["m"] for row in stream.spark.table(table).collect()) == sorted(every(2).elements())
 
 
+@pytest.mark.long
 def test_a_table_that_someone_makes_before_the_first_drain_cuts_no_number(stream: Stream) -> None:
     name, settings = "made_meanwhile", stream.spark.conf
     stream.sink = RecordAccumulator(table=name, **HOUR)

@@ -107,6 +107,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: kill(tmp_path_factory.mktemp("killed"), HOSTS))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("name", [next(iter(SCENES)), *now_and_then(*list(SCENES)[1:])])

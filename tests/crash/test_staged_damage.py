@@ -215,6 +215,7 @@ def test_a_damaged_file_stops_a_real_query_by_name_and_the_rows_arrive_once_it_i
     assert stream.numbers() == every(2)
 
 
+@pytest.mark.long
 def test_a_missing_file_of_the_state_is_named_as_that(spark: SparkSession, tmp_path: Path) -> None:
     """Not as a fault of the staging folder, which is whole."""
     stream = Stream(spark, tmp_path).add(2).run()

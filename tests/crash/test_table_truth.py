@@ -92,6 +92,7 @@ def managed(spark: SparkSession, folder: Path, name: str) -> Stream:
     return stream
 
 
+@pytest.mark.long
 def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_around_a_commit(
     spark: SparkSession, tmp_path: Path
 ) -> None:

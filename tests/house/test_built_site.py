@@ -15,6 +15,8 @@ from mkdocs.config import load_config
 
 from tests.support.site_search import SiteSearch
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 BOX = re.compile(
     r"doc-object-name[^>]*>([^<]+)</span>(?:(?!</h\d>).)*</h\d>\s*"

@@ -13,6 +13,8 @@ import yaml
 
 from site_hooks import LINK, mapped
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 HOOKS = (ROOT / "site_hooks.py").read_text(encoding="utf-8")

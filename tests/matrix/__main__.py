@@ -46,20 +46,24 @@ def main() -> int:
         "cells", nargs="*", help=f"of {', '.join(cell.name for cell in CELLS)}, {UPGRADES}[:SINK or HOST]"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes with Spark at a time")
+    parser.add_argument("--check", action="store_true", help="keep nothing of what is found but the exit code")
     parser.add_argument("--table", action="store_true", help="print what was found before, and run nothing")
     asked = parser.parse_args()
     names = asked.cells or [*(cell.name for cell in CELLS), UPGRADES]
+    found = known()
     if not asked.table:
         environments = dict(installed([cell for cell in CELLS if cell.name in names]))
         with ThreadPoolExecutor(asked.jobs) as pool:
             cells = [cell for cell in CELLS if cell.name in environments]
             # What is found is kept at once: a run that is ended in between was not for nothing.
             for run in pool.map(lambda cell: run_cell(cell, environments[cell.name]), cells):
-                keep(merged(known(), [run], []))
+                found = merged(found, [run], [])
+                keep(found, asked.check)
             for legs in pool.map(lambda walk: walk_of(*walk), chosen_walks(names)):
-                keep(merged(known(), [], legs))
-    found = known()
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+                found = merged(found, [], legs)
+                keep(found, asked.check)
+    if not asked.check:
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(*tables_of(found).values(), sep="\n\n")
     wrong = [leg for leg in found["upgrades"] if leg["result"] != "green"]
     return int(bool(wrong) or any(cell["failed"] for cell in found["cells"]))
@@ -212,8 +216,10 @@ def known() -> dict[str, Any]:
     return found
 
 
-def keep(found: dict[str, Any]) -> None:
+def keep(found: dict[str, Any], is_check: bool) -> None:
     """Write the file."""
+    if is_check:
+        return
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -77,6 +77,7 @@ def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: 
     assert list(unfit(twice)) == ["columns 'a' and 'A' are the same name to Delta, which ignores case: rename one"]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_columns_that_partition_no_table(spark: SparkSession, tmp_path: Path) -> None:
     for number, value in enumerate(listed(NO_FOLDERS)):
@@ -195,6 +196,7 @@ def test_numbers_that_some_setting_of_the_session_changes_or_refuses_go_into_no_
     spark.sql("DROP TABLE numbers")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_types_of_a_table_that_lets_them_be_widened(spark: SparkSession) -> None:
     """With autoMerge a column becomes wider; without the table's leave a value would become another one."""

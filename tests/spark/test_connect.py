@@ -10,6 +10,7 @@ import pytest
 from tests.support.connect_runs import land, run_child
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> None:
     for hour, keys in enumerate((range(0, 10, 2), range(100, 101))):

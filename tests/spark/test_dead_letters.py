@@ -142,6 +142,7 @@ def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_pat
     assert not spark.streams.active
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: SparkSession) -> None:
     values = [GOOD.encode(), WRONG_TYPES.encode(), b"", b"no json", None, BROKEN]

@@ -149,6 +149,7 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", [None, "7"])
 def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(
     bare: SparkSession, tmp_path: Path, chosen: str | None
@@ -168,10 +169,12 @@ def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(
     assert len(tasks) > 1 and 50 not in tasks and (7 in tasks) == (chosen == "7")
 
 
+@pytest.mark.long
 def test_where_every_key_is_a_group_there_are_two_partitions_for_each_core(bare: SparkSession, tmp_path: Path) -> None:
     assert partitions_of(write(landed(tmp_path), bare, given=purgatory(shards=None))) == {2 * CORES}
 
 
+@pytest.mark.long
 def test_chained_purgatories_have_the_partitions_of_the_one_with_more_shards(
     bare: SparkSession, tmp_path: Path
 ) -> None:
@@ -241,6 +244,7 @@ def test_settings_of_blocks_that_overlap_do_not_stay(bare: SparkSession) -> None
     bare.conf.unset(COUNT_ROWS)
 
 
+@pytest.mark.long
 def test_an_old_checkpoint_of_many_partitions_runs_and_says_so_until_it_is_moved(
     bare: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,6 +280,7 @@ def test_an_old_checkpoint_of_many_partitions_runs_and_says_so_until_it_is_moved
     assert "state partitions" not in [finding.what for finding in checkpoint_findings(bare, str(moved.checkpoint))]
 
 
+@pytest.mark.long
 def test_a_checkpoint_moves_to_the_log_host_in_a_default_session(
     bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +306,7 @@ def test_a_checkpoint_moves_to_the_log_host_in_a_default_session(
     assert {row.id for row in bare.read.format("delta").load(str(landing.outcomes)).collect()} == {"o1", "o2"}
 
 
+@pytest.mark.long
 def test_a_start_without_a_sink_of_ours_in_a_default_session_is_told_what_to_paste(
     bare: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

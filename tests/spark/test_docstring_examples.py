@@ -22,8 +22,6 @@ from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulato
 from spark_purgatory.config import options
 from spark_purgatory.testing import PurgatoryTester, kit, tester
 
-pytestmark = pytest.mark.spark
-
 PUBLIC: dict[str, Callable[..., Any]] = {
     "Operations": Operations,
     "Completions": Completions,
@@ -74,6 +72,8 @@ def test_examples_with_prompts_print_what_they_say(module: Any) -> None:
     assert result.attempted and not result.failed
 
 
+@pytest.mark.long
+@pytest.mark.spark
 def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
     start = F.lit("2026-11-01 11:00:00").cast("timestamp")
     minutes = F.make_dt_interval(mins=F.col("id").cast("int"))

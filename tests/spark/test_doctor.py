@@ -113,6 +113,7 @@ def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
     assert found["new tables keep transactions"].remedy.startswith("unset spark.databricks.delta")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_session_without_micro_batches_of_no_rows_is_told_of_idle_after(spark: SparkSession) -> None:
     what = "deadlines on a silent stream"
@@ -222,11 +223,13 @@ def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSess
     assert found["pending"].found == "19 operations"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_folder_that_is_no_checkpoint_and_one_that_has_not_begun(spark: SparkSession, tmp_path: Path) -> None:
     assert set(wrong(checkpoint_findings(spark, str(tmp_path)))) == {"checkpoint"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: Landing) -> None:
     for file in landing.checkpoint.glob("state/0/*/*.delta"):
@@ -241,6 +244,7 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
     assert "files of its folder 'state/0/_metadata' are gone" in found["checkpoint"].remedy
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, landing: Landing) -> None:
     offsets = sorted(landing.checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
@@ -251,6 +255,7 @@ def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, la
         gauges(spark, checkpoint=str(landing.checkpoint))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, landing: Landing) -> None:
     for file in landing.checkpoint.glob("offsets/[0-9]*"):
@@ -315,6 +320,7 @@ def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
     assert restored["table and checkpoint"].found == "TableLostError"
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
     spark: SparkSession, tmp_path: Path
@@ -328,6 +334,7 @@ def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
     assert set(wrong(table_findings(spark, {"path": path}, None))) == {"table's clock"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_kind_of_a_table_is_told_and_a_history_that_is_soon_cut(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
@@ -348,6 +355,7 @@ def test_the_kind_of_a_table_is_told_and_a_history_that_is_soon_cut(spark: Spark
     spark.sql("DROP TABLE doctored")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_table_whose_commits_a_catalog_keeps_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
     make_catalog_managed(spark, "doctored_kept", "n bigint, part bigint", tmp_path / "table")

@@ -61,6 +61,7 @@ def both_hours(spark: SparkSession, kind: str) -> tuple[DataFrame, DataFrame, Pu
     return operations, events, made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["column", "array", "array of several", "list"])
 def test_two_instants_of_a_repeated_hour_are_two_keys(spark: SparkSession, kind: str) -> None:
     with settings(spark, ZONE):
@@ -84,6 +85,7 @@ def test_two_instants_of_a_repeated_hour_are_two_ids(spark: SparkSession) -> Non
         ]
 
 
+@pytest.mark.long
 def test_two_instants_of_a_repeated_hour_are_two_events_and_two_partitions(spark: SparkSession) -> None:
     operations = rows_of(spark, "('o', 'k')")
     events = spark.sql(
@@ -130,6 +132,7 @@ def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSessio
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id_type", ["string", "binary"])
 @pytest.mark.parametrize("scope", [None, "id"])
 def test_an_orphan_shows_its_key_and_id_as_users_know_them(
@@ -305,6 +308,7 @@ def test_types_that_cannot_be_compared_are_refused_with_both_fields_and_the_cast
         resolved(spark, types)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "types",
     [

@@ -133,6 +133,7 @@ def test_what_waits_and_how_far_it_has_come_is_what_a_count_of_the_landed_rows_g
                 assert abs(whole - span) <= timedelta(milliseconds=2)
 
 
+@pytest.mark.long
 def test_a_place_that_is_relative_is_told_to_executors_as_the_driver_knows_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_the_log_of_a_shard_is_read_in_its_order_though_the_store_gives_it_in_an
     assert {tuple(map(bytes, row.log)) for row in whole.collect()} == {(b"0", b"1", b"2")}
 
 
+@pytest.mark.long
 def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
     assert not [finding for finding in found.values() if finding.remedy] and found["pending"].found == "1 operations"
 
 
+@pytest.mark.long
 def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes_on(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +217,7 @@ def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes
     assert (found.found, found.remedy[:11]) == ("its state cannot be read at this path", "checkpoint=")
 
 
+@pytest.mark.long
 def test_rows_are_shown_in_any_order_of_sql(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def test_many_late_rows_are_warned_of_once(
     assert "Give the late input a longer delay (watermark=)" in said and "are between 2024-05-01T12:10:00.000Z" in said
 
 
+@pytest.mark.long
 def test_the_first_rows_that_heartbeats_make_late_are_warned_of(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_batch_whose_events_are_all_rejected_is_warned_of_once(
     )
 
 
+@pytest.mark.long
 def test_a_batch_of_which_events_count_is_quiet_and_its_outcomes_may_meet_others_in_one_plan(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_batch_of_which_events_count_is_quiet_and_its_outcomes_may_meet_others
     assert warnings(caplog, 0) == []
 
 
+@pytest.mark.long
 def test_a_stream_whose_events_are_nearly_all_rejected_says_why_once(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_stream_in_which_no_operation_completes_names_what_may_differ(
     assert "12 operations expired and none completed, although 18 events came. Compare keys= with key= as text" in said
 
 
+@pytest.mark.long
 def test_a_stream_whose_operations_are_all_rejected_says_so_once(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,6 +185,7 @@ def test_a_stream_whose_operations_are_all_rejected_says_so_once(
     assert "purgatory orders, up to micro-batch 1: 12 of 12 operations were REJECTED; the column reason has" in said
 
 
+@pytest.mark.long
 def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ def child(role: str, kind: str, folder: Path) -> str:
         return run_module("tests.support.start_child", role, kind, str(folder))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["classic", pytest.param("connect", marks=pytest.mark.slow)])
 def test_a_session_without_delta_is_told_at_once_what_to_add(kind: str, tmp_path: Path) -> None:

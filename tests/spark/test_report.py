@@ -115,6 +115,7 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 
 
+@pytest.mark.long
 def test_the_states_are_decoded_once_and_the_table_is_read_twice(spark: SparkSession, tmp_path: Path) -> None:
     landing, sink = written(spark, tmp_path)
     context = spark.sparkContext
@@ -186,6 +187,7 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
         assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.long
 def test_what_spark_says_of_a_row_that_it_cannot_read_is_not_repeated(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ EACH_COMMIT = (("no micro-batch without rows", LOG_HOST),)
 """That of Databricks' advice; the others are looked at now and then."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "host"),
     [

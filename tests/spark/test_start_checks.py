@@ -171,6 +171,7 @@ def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
     refused(stream, StorageError, r"cannot be read: .*S3AFileSystem", path="s3a://lake/table")
 
 
+@pytest.mark.long
 def test_queries_that_look_at_one_place_at_the_same_moment_do_not_fail_each_other(stream: Stream) -> None:
     """Each writes nothing there, and Spark removes the temporary folder of both: "cannot be made ... permission"."""
     place = str(stream.folder / "of several")
@@ -206,6 +207,7 @@ def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> No
     assert stream.numbers() == every(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_name", [False, *now_and_then(True)])
 def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, by_name: bool
@@ -270,6 +272,7 @@ def test_a_claim_that_a_power_loss_has_emptied_lets_no_rows_go_to_another_table(
     assert stream.run(stream.rows()).numbers() == every(1)
 
 
+@pytest.mark.long
 def test_a_restart_drains_nothing_that_it_would_not_have_drained(stream: Stream) -> None:
     """The table has gone on to another version, and its columns are as they were."""
     stream.run(stream.rows()).add(1)
@@ -286,6 +289,7 @@ def test_a_restart_drains_nothing_that_it_would_not_have_drained(stream: Stream)
     assert stream.run(stream.rows()).numbers() == every(4)
 
 
+@pytest.mark.long
 def test_a_claim_binds_once_the_query_has_begun(stream: Stream) -> None:
     spans = stream.rows().selectExpr("n", "interval '1' day AS span")
     refused(stream, ConfigError, "span", spans, path=str(stream.folder / "first"))
@@ -309,6 +313,7 @@ def test_partition_by_in_another_case_than_the_column(stream: Stream) -> None:
     assert sorted(path.name for path in (stream.folder / "table").glob("part=*")) == ["part=0", "part=1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "partition_by",
     [*now_and_then(((),)), ("part",), *now_and_then((("Part",),))],
@@ -415,6 +420,7 @@ def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy
         refused(stream, ConfigError, r"in another output mode only( \([A-Z_.\d]+\))?, but .* watermark", plan())
 
 
+@pytest.mark.long
 def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: Stream) -> None:
     timed = stream.rows().selectExpr("timestamp_seconds(n * 60 + 60) AS at").withWatermark("at", "0 seconds")
     counts = timed.groupBy("at").count().selectExpr("unix_seconds(at) DIV 60 - 1 AS n", "count")
@@ -423,6 +429,7 @@ def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: St
     assert found == every(3)
 
 
+@pytest.mark.long
 def test_a_python_without_the_packages_is_named_before_its_workers_start(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

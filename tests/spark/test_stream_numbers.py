@@ -187,6 +187,7 @@ BY_ROW: list[tuple[str, str, str, dict[str, tuple[Any, ...]]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "need", "level", "cases"), BY_ROW, ids=lambda x: x if isinstance(x, str) else "")
 def test_rows_bring_needs_and_levels_of_any_type(
     session: SparkSession, kind: str, need: str, level: str, cases: dict[str, tuple[Any, ...]]
@@ -208,6 +209,7 @@ def test_rows_bring_needs_and_levels_of_any_type(
     assert statuses(several.resolve(rows, heard)) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", ["bigint", "decimal(10,2)", "decimal(38,18)", "decimal(38,37)"])
 def test_a_double_need_is_rounded_up_from_what_it_is_written_as(session: SparkSession, number: str) -> None:
     rng = random.Random(5)
@@ -273,6 +275,7 @@ def test_a_need_of_more_digits_than_values_can_have_is_refused(spark: SparkSessi
         purgatory(criteria.level(D("1e30"))).resolve(rows, heard)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["decimal(20,9)", "bigint", "double"])
 def test_an_extension_brings_seconds_in_the_type_of_values(session: SparkSession, kind: str) -> None:
     seconds = {"decimal(20,9)": D("1800.000001500"), "bigint": 1800, "double": 1800.25}[kind]

@@ -78,6 +78,7 @@ def refused_inside(stream: Stream, checkpoint: str, **place: str) -> None:
 # --- the checkpoint and the table's folder -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_there", [*now_and_then(True), False])
 def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused(
     stream: Stream, schemas: None, is_there: bool
@@ -112,6 +113,7 @@ def test_a_checkpoint_in_a_tables_folder_is_refused_however_both_are_written(str
     refused_inside(stream, f"{stream.folder}/link/checkpoint", path=str(table))
 
 
+@pytest.mark.long
 def test_a_checkpoint_in_a_tables_folder_is_refused_by_relative_paths(stream: Stream, here: str) -> None:
     for path in (f"{here}/table", f"{os.getcwd()}/{here}/table", f"file:{os.getcwd()}/{here}/table"):
         refused_inside(stream, f"{here}/table/checkpoint", path=path)
@@ -212,6 +214,7 @@ def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     query.stop()
 
 
+@pytest.mark.long
 def test_an_output_mode_that_spark_alone_can_run_is_told_without_the_plan(stream: Stream) -> None:
     with pytest.raises(ConfigError) as told:
         counts = stream.rows().groupBy("part").count()
@@ -340,6 +343,7 @@ def test_rows_that_wait_follow_columns_that_swap_their_names(stream: Stream, unm
     assert stream.add(1).run(stream.rows().selectExpr("n", "part", *AS_AFTER)).table().where(RIGHT).count() == 30
 
 
+@pytest.mark.long
 def test_a_query_that_runs_follows_columns_that_swap_their_names(stream: Stream) -> None:
     table = stream.folder / "table"
     sink = swapping(stream, **HOUR)
@@ -393,6 +397,7 @@ def test_columns_whose_renames_the_history_has_lost_are_not_guessed(stream: Stre
     assert stream.run(rows).numbers() == every(1) + OF_OTHERS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drained", [*now_and_then(True), False])
 def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, drained: bool) -> None:
     name = "new" if drained else "mt"
@@ -470,6 +475,7 @@ def test_what_is_written_does_not_depend_on_the_session(stream: Stream, policy: 
     spark.sql("DROP TABLE kinds")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_name", [False, *now_and_then(True)])
 def test_rows_that_wait_go_to_a_column_whose_type_was_widened(stream: Stream, by_name: bool) -> None:
     """By path the staged ints were refused, with two advices of which none helped."""
@@ -527,6 +533,7 @@ def test_fields_go_to_the_fields_of_their_names_at_every_depth(stream: Stream, b
 ODD = ("ship-to", "größe", "a.b", "1e5", "tick`s")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_name", [True, *now_and_then(False)])
 def test_a_partition_column_may_have_every_name(stream: Stream, by_name: bool) -> None:
     """By name every drain was refused: Spark parses the names of partition columns there."""
@@ -550,6 +557,7 @@ def test_a_name_that_the_catalog_makes_no_table_of_is_refused_at_the_start(strea
     assert not (stream.checkpoint / "metadata").exists()
 
 
+@pytest.mark.long
 def test_a_table_may_have_a_name_that_reads_as_a_number(stream: Stream) -> None:
     stream.sink = RecordAccumulator(table="`1e5`", partition_by=["part"])
     stream.run(stream.rows()).add(1).run(stream.rows())
@@ -561,6 +569,7 @@ class Died(Exception):
     """A crash at a failpoint."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failpoint", ["after intend", "after commit"])
 def test_rows_of_an_intent_follow_columns_that_swap_their_names(
     stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch

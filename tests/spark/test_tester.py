@@ -73,6 +73,7 @@ def compare(
     return tester.outcomes_table
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("keys", ["array", *now_and_then("one", "partition")])
 def test_keys_of_every_type_have_the_texts_that_spark_gives_them(spark: SparkSession, kind: str, keys: str) -> None:
@@ -116,6 +117,7 @@ def test_keys_of_every_type_have_the_texts_that_spark_gives_them(spark: SparkSes
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["double", "float", "int", "bigint", "decimal(10,2)"])
 @pytest.mark.parametrize("need", ["decimal(12,4)", *now_and_then("double", "int")])
 def test_numbers_of_every_type_are_compared_as_spark_compares_them(spark: SparkSession, value: str, need: str) -> None:

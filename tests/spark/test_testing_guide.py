@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.now_and_then import each_commit
-
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-LONG = ("test_our_orders_come_out_alike_on_both_hosts",)
 TESTS = re.findall(r"^def (test_\w+)", "\n".join(SNIPPETS), re.MULTILINE)
 
 
@@ -25,8 +22,9 @@ def namespace() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.parametrize("name", each_commit(TESTS, lambda name: name not in LONG))
+@pytest.mark.parametrize("name", TESTS)
 def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
     fixtures = {"spark": spark}
     test = namespace()[name]
