@@ -27,7 +27,7 @@ from spark_purgatory import (
     gauges,
 )
 from spark_purgatory.demo.landing import write_landing
-from spark_purgatory.demo.recount import recount
+from spark_purgatory.demo.runner import recount
 
 if "spark" not in globals():
     spark = local_session()

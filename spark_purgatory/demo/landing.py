@@ -14,7 +14,7 @@ id, and a few come from a clock that runs decades ahead (both REJECTED).
 
 File i of a folder has the rows that landed in the i-th 15 minutes, in the order of landing, and the date of its end. So
 the watermark, 10 minutes behind, never passes an order or a payment of the first two kinds before it lands, and has
-passed ``pay_by`` by half an hour when a delayed payment lands. `spark_purgatory.demo.recount` relies on both.
+passed ``pay_by`` by half an hour when a delayed payment lands. `spark_purgatory.demo.runner` relies on both.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ MAY_TOUCH_JVM = frozenset(
 OF_JVM = frozenset({"_jvm", "_jsc", "_jsparkSession"})
 
 MAX_FUNCTION_LINES = 70
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -500,7 +500,7 @@ OFFENCES = [
         "Public.method has no docstring",
     ),
     (SPARK, "def _long():\n" + "    x = 1\n" * 70, "function _long of 71 lines"),
-    ("jobs/made_up.py", "x = 1\n" * 401, "file of 401 lines"),
+    ("jobs/made_up.py", "x = 1\n" * 601, "file of 601 lines"),
 ]
 
 

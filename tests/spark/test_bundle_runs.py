@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bundle import orders_job
 from spark_purgatory.demo.landing import Landed, write_landing
-from spark_purgatory.demo.recount import recount
+from spark_purgatory.demo.runner import recount
 from tests.support.children import ROOT
 from tests.support.pipelines import run_pipeline
 

@@ -21,8 +21,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from spark_purgatory.demo.landing import FILES, write_landing
-from spark_purgatory.demo.recount import Recount, recount
-from spark_purgatory.demo.runner import QUICK_SETTINGS, demo_config, run_demo
+from spark_purgatory.demo.runner import QUICK_SETTINGS, Recount, demo_config, recount, run_demo
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput

@@ -31,8 +31,14 @@ from spark_purgatory.core.state.step_log import Step, digest
 from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
-from spark_purgatory.spark.host.warm_engines import FORGOTTEN_SECONDS, STALE_SECONDS, WarmEngines, step_engine
-from spark_purgatory.spark.host.warm_folder import executor_folder, is_neighbour
+from spark_purgatory.spark.host.warm_engines import (
+    FORGOTTEN_SECONDS,
+    STALE_SECONDS,
+    WarmEngines,
+    executor_folder,
+    is_neighbour,
+    step_engine,
+)
 from spark_purgatory.spark.host.warm_messages import LONGEST_ADDRESS, MOST_CONNECTIONS, Answer, Request, Server, connect
 from tests.support.engine_driver import events_table, operations_table, outcome_rows
 
