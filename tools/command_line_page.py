@@ -29,7 +29,8 @@ has the text of this page.
 
 Most commands start their own Spark session, and may read a checkpoint and a table while the query runs
 ([Run a job](operations.md)). Places are paths or URIs that Spark reads. `CHECKPOINT` is the query's checkpointLocation.
-Two options may be repeated:
+The exit code is 0 if all is well, 1 if Spark or the query failed (`doctor`: there is something to do), 2 if an argument
+or the file is wrong or nobody agreed; after ctrl-C `run` ends with 130. Two options may be repeated:
 
 | Option | Meaning |
 | --- | --- |
@@ -40,6 +41,8 @@ Two options may be repeated:
 tab key; `--show-completion` prints the script. An editor with a YAML language server completes the job's file: its
 first line names the [JSON schema](schema.json).
 """
+EXIT_CODE = re.compile(r"Exit code: [^.]*\.")
+"""What the head says for all commands; a command's help has its own."""
 SHARED = ("--conf", "--set")
 """Options that the head explains."""
 ORDER = ("demo", "doctor", "example", "check", "run", "status", "pending", "report", "move", "export-state", "repair")
@@ -54,14 +57,14 @@ def page() -> str:
 
 def _section(name: str, command: Any) -> str:
     paragraphs = re.split(r"\n\n+", inspect.cleandoc(command.help))
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    text = "\n\n".join(EXIT_CODE.sub("", " ".join(paragraph.split())).strip() for paragraph in paragraphs)
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
     shown = (_upper(each.name) if each.required else f"[{_upper(each.name)}]" for each in arguments)
     shared = [f"[{name}]" for each in options for name in each.opts if name in SHARED]
     own = [each for each in options if not {*each.opts} & {*SHARED}]
     usage = " ".join(["spark-purgatory", name, *shown, *shared, *(["[OPTIONS]"] if own else [])])
-    lines = [f"\n## {name}\n\n{text}\n\n    {usage}\n"]
+    lines = [f"\n## {name}\n\n{text.strip()}\n\n    {usage}\n"]
     rows = [f"| `{_upper(each.name)}` | {each.help} |\n" for each in arguments if not _plain(each)]
     rows += [_row(each) for each in own]
     return "".join([*lines, *(["\n| Argument | Meaning |\n| --- | --- |\n", *rows] if rows else [])])
