@@ -28,6 +28,7 @@ if "spark" not in globals():
 
 # COMMAND ----------
 
+# The rows of this notebook.
 COMMANDS, TIMEOUT_MS = 400, 2000
 REPLICAS = ["r1", "r2", "r3", "r4", "r5"]
 USUAL_MS = [40, 60, 150, 500, 1000]
@@ -54,7 +55,6 @@ acknowledgements = spark.createDataFrame(
         }
     )
 )
-acknowledgements.orderBy("acked_at").show(5, truncate=False)
 
 # COMMAND ----------
 

@@ -29,6 +29,7 @@ folder = work_folder(globals().get("dbutils"))
 
 # COMMAND ----------
 
+# The rows of this notebook.
 UPLOADS, PARTS, FILES = 150, ["p1", "p2", "p3", "p4", "p5"], 5
 rng = np.random.default_rng(5)
 begun = pd.Timestamp("2024-05-06 08:00", tz="UTC") + pd.to_timedelta(

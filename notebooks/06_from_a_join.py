@@ -29,6 +29,7 @@ folder = work_folder(globals().get("dbutils"))
 
 # COMMAND ----------
 
+# The rows of this notebook.
 ORDERS, FILES = 300, 4
 rng = np.random.default_rng(17)
 ordered_at = pd.Timestamp("2024-05-06 09:00", tz="UTC") + pd.to_timedelta(
@@ -74,6 +75,8 @@ land(
     pd.DataFrame({"order_id": ["closing"], "ordered_at": [closing]}), f"{folder}/orders", FILES
 )
 land(pd.DataFrame({"order_id": ["nobody"], "paid_at": [closing]}), f"{folder}/payments", FILES)
+
+# COMMAND ----------
 
 
 def streams():

@@ -31,9 +31,10 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
 PAGES = ROOT / "docs" / "notebooks"
 JUPYTER = ROOT / "notebooks" / "jupyter"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-MADE = """*A run of [notebooks/{name}.py](../../notebooks/{name}.py), which also has the code of the pictures. Its
-helpers are in [notebook_support.py](../../notebooks/notebook_support.py).*
+MADE = """*A run of [notebooks/{name}.py](../../notebooks/{name}.py), which has the whole code.*
 """
+ROWS = "# The rows of this notebook."
+"""The first line of a cell that makes up rows."""
 DRAWN = "<!-- drawn -->"
 """Stands on a page for the code of a picture."""
 OTHER = re.compile(r"\]\((0\d_\w+)\.py\)")
@@ -83,20 +84,25 @@ def run_of(
     return done
 
 
+def is_left_out(text: str) -> bool:
+    """Return True if a page does not have a cell: helpers, imports and the session, rows that are made up."""
+    return text.startswith((HELPERS, ROWS)) or "local_session()" in text
+
+
 def draws(text: str) -> bool:
     """Return True if a cell is the code of a picture."""
     return "\nplt.show()" in text
 
 
 def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
-    """The page of a notebook that ran, without helpers and code that draws, and its pictures by their names."""
+    """The page of a notebook that ran, without code that only it needs, and its pictures by their names."""
     parts: list[str] = []
     pictures: dict[str, str] = {}
     for cell in run:
         if cell.kind == "markdown":
             parts.append(OTHER.sub(r"](\1.md)", cell.text).replace("](../docs/", "](../"))
             continue
-        if cell.text.startswith(HELPERS):
+        if is_left_out(cell.text):
             continue
         parts.append(DRAWN if draws(cell.text) else f"```python\n{cell.text}\n```")
         if cell.printed:
@@ -118,7 +124,7 @@ def jupyter_of(notebook: Path) -> str:
             text = OTHER.sub(r"](\1.ipynb)", text).replace("](../docs/", "](../../docs/")
             made.cells.append(new_markdown_cell(text, id=f"cell-{number}"))
             continue
-        printed, drawn = ("", "") if text.startswith(HELPERS) else next(shown)
+        printed, drawn = ("", "") if is_left_out(text) else next(shown)
         outputs = [new_output("stream", name="stdout", text=each) for each in PRINTED.findall(printed)]
         for title, file in PICTURE.findall(drawn):
             data = {"image/svg+xml": on_white((PAGES / file).read_text(encoding="utf-8")), "text/plain": title}

@@ -10,8 +10,8 @@ import jupytext
 import nbformat
 import pytest
 
-from notebooks.to_jupyter import HEADER, HELPERS, MAGIC, cells, convert, pasteable, percent
-from tools.notebook_pages import draws, jupyter_of
+from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, pasteable, percent
+from tools.notebook_pages import draws, is_left_out, jupyter_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "notebooks"
@@ -48,7 +48,7 @@ def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
     found = pasteable(path.read_text(encoding="utf-8"))
     said = "run python -m tools.notebook_pages " + path.stem
     assert re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL) == [
-        text for kind, text, _ in found if kind == "code" and not text.startswith(HELPERS) and not draws(text)
+        text for kind, text, _ in found if kind == "code" and not is_left_out(text) and not draws(text)
     ], said
     for heading in (text.partition("\n")[0] for kind, text, _ in found if kind == "markdown"):
         assert heading in page, said
