@@ -40,10 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
         Purgatory.__init__.__kwdefaults__["host"] = host
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of another host. In parallel: with `loadgroup` one worker has all tests with Spark, in one JVM,
-    and the other takes a file at a time. The long ones first, so that none is left over at the end.
+    """Mark tests that take the session, and leave out tests of another host. With `loadgroup` one worker has all tests
+    with Spark, in one JVM, and the other takes a file at a time.
     """
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.spark)
     if config.getoption("host") not in (None, "applyInPandasWithState"):
         items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):

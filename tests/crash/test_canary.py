@@ -33,8 +33,6 @@ from tests.support.sink_streams import Stream
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 CANARY = "canary-7f3a"
 
 
@@ -160,6 +158,7 @@ def test_no_log_line_of_a_monitor_shows_a_row(
     assert not leaks, leaks[:5]
 
 
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_a_purgatory_leaves_no_trace_of_ids_keys_and_payload(host: str, tmp_path: Path) -> None:

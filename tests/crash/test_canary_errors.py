@@ -24,8 +24,6 @@ from tests.support.now_and_then import each_commit
 from tests.support.sink_queries import HOUR, staged_files, start, wait_until
 from tests.support.sink_streams import ROWS_A_FILE, Stream
 
-pytestmark = pytest.mark.spark
-
 MARK = "kanarie"
 CANARIES = (MARK, "7712338", "7712-03-08", MARK.encode().hex(), "O'Brien", "Brien", "KANARIE_7F3A")
 SCHEMA = pa.schema(
@@ -266,6 +264,8 @@ NOW_AND_THEN = (
     a_generated_column_that_differs,
     a_partition_folder_that_cannot_be_made,
     a_staged_row_that_was_changed,
+    a_log_entry_that_is_damaged,
+    a_column_of_another_type,
 )
 """Scenes that another one of them is much like."""
 

@@ -27,8 +27,6 @@ from tests.support.now_and_then import each_commit, now_and_then
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream
 
-pytestmark = pytest.mark.spark
-
 CANARY = "kanarie-4711"
 HERE = Path(__file__).name
 
@@ -206,8 +204,9 @@ trigger: {{availableNow: true}}
 @pytest.mark.parametrize(
     ("select", "expected"),
     [
-        ("cast(amount as int) as amount", CAST),
-        *now_and_then(("raise_error(amount) as amount", "[USER_RAISED_EXCEPTION]")),
+        *now_and_then(
+            ("cast(amount as int) as amount", CAST), ("raise_error(amount) as amount", "[USER_RAISED_EXCEPTION]")
+        ),
         ("cast(amounts as int) as amount", "Did you mean one of the following? [`amount`,"),
     ],
 )

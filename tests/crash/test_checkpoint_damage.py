@@ -18,8 +18,6 @@ from spark_purgatory.spark.storage.checkpoint_files import damages
 from tests.support.now_and_then import each_commit
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture(scope="module")
 def drained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stream:

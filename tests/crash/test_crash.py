@@ -104,7 +104,6 @@ def kill_in_turn(folder: Path, failpoints: Sequence[str], *arguments: str) -> in
     return rows
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("failpoint", ["after commit", *now_and_then(IN_STAGE)])
 def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, failpoint: str) -> None:
     rows = kill_in_turn(tmp_path, (failpoint,))

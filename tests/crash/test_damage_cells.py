@@ -186,7 +186,6 @@ def _age(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize("lane", LANES)
 def test_a_damaged_file_of_a_checkpoint_is_named_or_harmless(spark: SparkSession, tmp_path: Path, lane: str) -> None:
     host, settings = LANES[lane]

@@ -48,7 +48,6 @@ def land(landing: Landing) -> None:
         landing.add(operations, events)
 
 
-@pytest.mark.spark
 @pytest.mark.long
 def test_killed_and_failed_at_every_step_it_gives_what_the_other_host_gives(
     spark: SparkSession, tmp_path: Path

@@ -17,7 +17,7 @@ from tests.support.children import ROOT
 from tests.support.lanes import Lane, batches_of, contents
 from tests.support.law_streams import law_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def kill_at(folder: Path, seed: int, failpoint: str) -> int:

@@ -31,8 +31,6 @@ from tests.support.closed_tables import closed
 from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 FORGETS = "delta.setTransactionRetentionDuration"
 
 
@@ -136,6 +134,7 @@ def test_rows_that_break_a_rule_of_the_table_stop_the_query_at_once_and_arrive_w
     assert stream.run(rows).numbers() == (every(2) if rule else every(2) - Counter([15]) + Counter([None]))
 
 
+@pytest.mark.long
 def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_until_the_rows_are_put_right(
     stream: Stream,
 ) -> None:

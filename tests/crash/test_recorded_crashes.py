@@ -115,7 +115,6 @@ def record(spark: SparkSession, folder: Path, host: str, emit: str, first: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("host", "emit", "first"), [(BLOB, "early", 0), (BLOB, "final", 3), (LOG, "early", 6), (LOG, "final", 9)]
 )

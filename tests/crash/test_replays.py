@@ -108,7 +108,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("name", [next(iter(SCENES)), *now_and_then(*list(SCENES)[1:])])
 def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
@@ -156,7 +155,6 @@ def walk(replays: Replays, crashes: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize(("host", "emit", "options"), list(product(HOSTS, ("early", "final"), (AT_ONCE, STAGED))))
 def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_nothing(
     spark: SparkSession, tmp_path: Path, host: str, emit: str, options: dict[str, str]
@@ -172,7 +170,6 @@ def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_not
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 def test_the_scenes_see_a_drain_of_what_spark_has_not_committed(spark: SparkSession, tmp_path: Path) -> None:
     bug = "a drain takes what Spark has not committed"
     replays = left(spark, kill(tmp_path, HOSTS[:1], bug), tmp_path / "again", HOSTS[0])

@@ -29,8 +29,6 @@ from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 BATCHES = 3
 LENIENT = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
 """Settings of a session that have damaged files skipped: the sink's own reads must not follow them."""
@@ -174,6 +172,7 @@ def test_every_file_emptied_cut_or_removed_is_named(staged: Staged, session: Non
                 assert staged.delivered() == "StagingError", (damage, number)
 
 
+@pytest.mark.long
 def test_a_flipped_bit_of_a_footer_or_index_costs_no_row(staged: Staged) -> None:
     _flip(staged, FEW_FLIPS, seed=1)
 

@@ -20,8 +20,6 @@ from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import OF_OTHERS, forget_history
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 class PowerCutError(RuntimeError):
     """Ends a query's run."""

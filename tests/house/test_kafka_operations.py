@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "from_kafka_classes.md"
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("operation", ["DelayedProduce", "DelayedFetch", "DelayedJoin", "DelayedHeartbeat"])
 def test_kafkas_own_operation_comes_out_as_its_example_says(spark: SparkSession, operation: str) -> None:
     text = PAGE.read_text()

@@ -88,7 +88,6 @@ def test_the_snippets_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
     assert (tmp_path / "ran").read_text() == "python python text python text"
 
 
-@pytest.mark.spark
 def test_the_home_page_prints_what_it_shows_of_the_rows_of_the_readme(spark: SparkSession, tmp_path: Path) -> None:
     rows = as_pasted(README).partition("```\n")[0] + "```\n"
     text = re.sub(r"^```bash\n.*?^```\n", "", HOME, flags=re.MULTILINE | re.DOTALL)

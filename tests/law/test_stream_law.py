@@ -16,8 +16,6 @@ from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.now_and_then import each_commit
 from tests.support.stream_kit import stream_outcomes
 
-pytestmark = pytest.mark.spark
-
 SEEDS = each_commit(range(20), lambda seed: seed == 4)
 """Each host and state store has one at each commit."""
 HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}

@@ -17,7 +17,7 @@ from tests.support.prometheus_server import Prometheus, prometheus
 from tests.support.recorded_metrics import Shop
 from tools.dashboard import ALERTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 PANELS = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))["panels"]

@@ -26,9 +26,8 @@ from spark_purgatory.spark.sink.repair import conflicts, repair
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
 
-
+@pytest.mark.long
 def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_for_again(
     stream: Stream, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +115,7 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
     assert stream.run(stream.rows()).numbers() == every(3)
 
 
+@pytest.mark.long
 def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from spark_purgatory.demo.runner import recount
 from tests.support.children import ROOT
 from tests.support.pipelines import run_pipeline
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def landing(tmp_path: Path) -> Landed:

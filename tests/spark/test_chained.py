@@ -17,8 +17,6 @@ from tests.support.engine_driver import multiset
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Host, Landing
 
-pytestmark = pytest.mark.spark
-
 BATCHES = 6
 COLUMNS = ("id", "wait_ms", "matched", "ship_status", "ship_resolved_at", "ship_wait_ms", "ship_matched")
 PAID = replace(purgatory(), host="transformWithState", emit="final", name="payments")

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from tests.support.now_and_then import now_and_then
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CREATED = "timestamp_ntz'2024-05-01 12:00:00'"
 """No instant, so that the exchange has it as a column of the engine's, too."""

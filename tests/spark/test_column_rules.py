@@ -51,7 +51,6 @@ def refusal(rows: DataFrame, place: Path | str, partition_by: Sequence[str] = ()
     return ""
 
 
-@pytest.mark.spark
 def test_types_and_names_that_a_new_table_takes(spark: SparkSession, tmp_path: Path) -> None:
     names = ["a.b", "a`b", "", "a'b", 'a"b', "_change_type", "a/b:c%", "ü", "a\rb"]
     rows = spark.range(1).selectExpr("id", *(f"{value} AS c{i}" for i, value in enumerate(listed(TAKEN))))
@@ -60,7 +59,6 @@ def test_types_and_names_that_a_new_table_takes(spark: SparkSession, tmp_path: P
     assert refusal(rows.limit(0), tmp_path / "table") == ""
 
 
-@pytest.mark.spark
 def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: Path) -> None:
     for number, value in enumerate(listed(NOT_TAKEN)):
         rows = spark.range(1).selectExpr("id", f"{value} AS c")
@@ -78,7 +76,6 @@ def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_columns_that_partition_no_table(spark: SparkSession, tmp_path: Path) -> None:
     for number, value in enumerate(listed(NO_FOLDERS)):
         rows = spark.range(1).selectExpr("id", f"{value} AS c")
@@ -95,7 +92,6 @@ def test_columns_that_partition_no_table(spark: SparkSession, tmp_path: Path) ->
     assert list(unfit(spark.range(1).schema, ["id"])) and refusal(spark.range(1), tmp_path / "all", ["id"])
 
 
-@pytest.mark.spark
 def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("DROP TABLE IF EXISTS rules")
     spark.sql(f"CREATE TABLE rules ({TABLE}) USING delta LOCATION '{tmp_path / 'table'}'")
@@ -161,7 +157,6 @@ def values_of(rows: DataFrame) -> list[set[object]]:
     return [set(column) for column in zip(*rows.collect(), strict=True)]
 
 
-@pytest.mark.spark
 @pytest.mark.long
 def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_change_them(spark: SparkSession) -> None:
     """Every policy, ANSI or not: the values that a type has go through unchanged."""
@@ -181,7 +176,6 @@ def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_cha
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_numbers_that_some_setting_of_the_session_changes_or_refuses_go_into_no_table(spark: SparkSession) -> None:
     """The strictest policy refuses the types or a value, or changes one: the rules keep nothing out without need."""
     pairs = listed(INEXACT)
@@ -197,7 +191,6 @@ def test_numbers_that_some_setting_of_the_session_changes_or_refuses_go_into_no_
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_types_of_a_table_that_lets_them_be_widened(spark: SparkSession) -> None:
     """With autoMerge a column becomes wider; without the table's leave a value would become another one."""
     policy = {"spark.sql.storeAssignmentPolicy": "LEGACY", "spark.databricks.delta.schema.autoMerge.enabled": "true"}

@@ -80,7 +80,6 @@ BROKEN = GOOD.encode().replace(b'"o"', b'"\xff"')
 NESTED = json.dumps({"order_id": "q", "amount": 1, "ordered_at": "2024-03-01T08:01:00Z", "lines": [{"n": "x"}]})
 
 
-@pytest.mark.spark
 def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -114,7 +113,6 @@ def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_replayed_micro_batch_writes_no_letter_twice(spark: SparkSession, tmp_path: Path) -> None:
     config = job(tmp_path)
     land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
@@ -131,7 +129,6 @@ def test_a_replayed_micro_batch_writes_no_letter_twice(spark: SparkSession, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
     land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
     (tmp_path / "dead").write_text("a file where the table should be")
@@ -143,7 +140,6 @@ def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: SparkSession) -> None:
     values = [GOOD.encode(), WRONG_TYPES.encode(), b"", b"no json", None, BROKEN]
     records = spark.createDataFrame(
@@ -163,7 +159,6 @@ def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: Spar
     ]
 
 
-@pytest.mark.spark
 @pytest.mark.long
 def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path: Path) -> None:
     land(tmp_path, 1, [GOOD], ["o;2024-03-01T08:05:00Z"])

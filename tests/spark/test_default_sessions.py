@@ -44,8 +44,6 @@ from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.spark
-
 CHOSEN_BY_US = (
     *LOCAL_CHECKPOINT,
     PARTITIONS,
@@ -190,6 +188,7 @@ def test_chained_purgatories_have_the_partitions_of_the_one_with_more_shards(
     assert partitions_of(report) == {CORES}
 
 
+@pytest.mark.long
 def test_what_the_session_has_set_itself_stays(bare: SparkSession, tmp_path: Path) -> None:
     with settings(bare, {PARTITIONS: "5", COUNT_ROWS: "true", PROVIDER: ROCKSDB}):
         landing = landed(tmp_path)

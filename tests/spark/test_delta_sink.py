@@ -16,6 +16,7 @@ from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableLostEr
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, staged_for
 from tests.support.sink_streams import Stream, every
 
@@ -59,6 +60,7 @@ def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkS
     spark.sql("DROP TABLE sink_by_name")
 
 
+@pytest.mark.long
 def test_two_texts_in_a_partition_column_are_null_to_delta_as_after_a_plain_append(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> No
         assert stream.run(stream.rows()).numbers() == every(stream.files), "the remedy that the error names"
 
 
+@pytest.mark.long
 def test_a_clone_over_the_table_takes_back_what_was_delivered(spark: SparkSession, tmp_path: Path) -> None:
     """It keeps the table's id, too, and may have its columns under other names."""
     columns = "n", "part", "concat('A', n) AS a", "concat('B', n) AS b"
@@ -171,7 +174,7 @@ def test_a_clone_over_the_table_takes_back_what_was_delivered(spark: SparkSessio
     spark.sql("DROP TABLE cloned")
 
 
-@pytest.mark.parametrize("name", ["", "texts"])
+@pytest.mark.parametrize("name", ["", *now_and_then("texts")])
 def test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
@@ -187,7 +190,7 @@ def test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits(
     spark.sql("DROP TABLE texts")
 
 
-@pytest.mark.parametrize("name", ["", "timed"])
+@pytest.mark.parametrize("name", ["", *now_and_then("timed")])
 def test_times_in_a_partition_column_are_the_same_in_a_zone_with_summer_time(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:

@@ -24,7 +24,7 @@ from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
 from tests.support.doc_page import BLOCK, DOCS, FRAGMENTS, IN_TURN, WIDTH, Page
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 FOLDERS = ("/lake", "/tmp/shop")
 """What the pages call the folder that the test makes."""

@@ -73,7 +73,6 @@ def test_examples_with_prompts_print_what_they_say(module: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
     start = F.lit("2026-11-01 11:00:00").cast("timestamp")
     minutes = F.make_dt_interval(mins=F.col("id").cast("int"))

@@ -82,7 +82,6 @@ def test_a_table_is_a_path_where_it_has_a_slash_or_is_a_folder_here(
 # --- a session ------------------------------------------------------------------------------------
 
 
-@pytest.mark.spark
 def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> None:
     found = by_name(session_findings(spark))
     assert wrong(found.values()) == {}
@@ -92,7 +91,6 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
     assert found[LOG_HOST].status == "note" and "ready for RecordAccumulator.write_stream" in found[LOG_HOST].found
 
 
-@pytest.mark.spark
 def test_a_session_is_ready_for_the_log_host_or_says_what_is_missing(spark: SparkSession) -> None:
     with settings(spark, STATE_STORE_SETTINGS):
         assert by_name(session_findings(spark))[LOG_HOST].found == "ready"
@@ -101,7 +99,6 @@ def test_a_session_is_ready_for_the_log_host_or_says_what_is_missing(spark: Spar
     assert found.found == f"slower than it could be: set {CHANGELOG} = true"
 
 
-@pytest.mark.spark
 def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
     harm = {
         "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration": "interval 1 day",
@@ -114,7 +111,6 @@ def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_session_without_micro_batches_of_no_rows_is_told_of_idle_after(spark: SparkSession) -> None:
     what = "deadlines on a silent stream"
     assert what not in by_name(session_findings(spark))
@@ -210,7 +206,7 @@ def landing(spark: SparkSession, tmp_path: Path) -> Landing:
     return made
 
 
-@pytest.mark.spark
+@pytest.mark.long
 def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSession, landing: Landing) -> None:
     found = by_name(checkpoint_findings(spark, str(landing.checkpoint)))
     assert wrong(found.values()) == {}
@@ -224,13 +220,11 @@ def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSess
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_folder_that_is_no_checkpoint_and_one_that_has_not_begun(spark: SparkSession, tmp_path: Path) -> None:
     assert set(wrong(checkpoint_findings(spark, str(tmp_path)))) == {"checkpoint"}
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: Landing) -> None:
     for file in landing.checkpoint.glob("state/0/*/*.delta"):
         file.write_bytes(file.read_bytes()[:40])
@@ -245,7 +239,6 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, landing: Landing) -> None:
     offsets = sorted(landing.checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
     rewrite(offsets[-1], b"")
@@ -256,7 +249,6 @@ def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, la
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, landing: Landing) -> None:
     for file in landing.checkpoint.glob("offsets/[0-9]*"):
         os.utime(file, (file.stat().st_mtime + 7200, file.stat().st_mtime + 7200))
@@ -280,7 +272,6 @@ def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
     spark: SparkSession, stream: Stream
 ) -> None:
@@ -321,7 +312,6 @@ def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -335,7 +325,6 @@ def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_kind_of_a_table_is_told_and_a_history_that_is_soon_cut(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     properties = {
@@ -356,7 +345,6 @@ def test_the_kind_of_a_table_is_told_and_a_history_that_is_soon_cut(spark: Spark
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_table_whose_commits_a_catalog_keeps_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
     make_catalog_managed(spark, "doctored_kept", "n bigint, part bigint", tmp_path / "table")
     found = list(table_findings(spark, {"table": "doctored_kept"}, None))

@@ -86,7 +86,6 @@ def plain_count(logs: Path) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize(
     "files_a_batch", [pytest.param(100, marks=pytest.mark.long), 1], ids=["logs together", "one log after the other"]
 )

@@ -36,8 +36,6 @@ from tests.support.splits import splits
 from tests.support.streams import Host, Landing
 from tests.support.worlds import World
 
-pytestmark = pytest.mark.spark
-
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
 

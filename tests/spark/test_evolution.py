@@ -23,8 +23,6 @@ from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.payload_states import saved, spec_of
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 MERGE = {"spark.databricks.delta.schema.autoMerge.enabled": "true"}
 BEFORE = (

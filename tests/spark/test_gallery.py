@@ -18,7 +18,7 @@ from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
 from tests.support.gallery_data import needs_gallery_data
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 MONTHS = 2

@@ -31,7 +31,6 @@ def run(spark: SparkSession, landing: Landing) -> StreamingQuery:
     return started
 
 
-@pytest.mark.spark
 @pytest.mark.blob_host
 def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path)
@@ -63,7 +62,7 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     assert sum(change["state_bytes_written"] for change in changes) > found["state_bytes"]
 
 
-@pytest.mark.spark
+@pytest.mark.long
 def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_without_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -327,7 +327,6 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survivor: Survivor) -> None:
     assert survivor.exit_code == 0, survivor.said
     assert "Stopped by SIGTERM" in survivor.said
@@ -380,7 +379,6 @@ def test_sigterm_to_the_jvm_is_a_clean_stop(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survivor: Survivor) -> None:
     commits = survivor.folder / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
@@ -396,7 +394,6 @@ def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survi
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
     spark: SparkSession, survivor: Survivor
 ) -> None:
@@ -409,7 +406,6 @@ def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, survivor: Survivor, tmp_path: Path) -> None:
     table = spark.read.format("delta").load(str(survivor.outcomes))
     [completed, expired] = (table.where(f"status = '{status}'").limit(1) for status in ("COMPLETED", "EXPIRED"))
@@ -420,7 +416,6 @@ def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, surv
     assert (counted["COMPLETED"].different, counted["EXPIRED"].different) == (1, 1)
 
 
-@pytest.mark.spark
 def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "landing" / "orders").mkdir(parents=True)
     (tmp_path / "landing" / "payments").mkdir()
@@ -439,7 +434,6 @@ def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path
             run(spark, wrong, Console(file=StringIO()), StopRequest())
 
 
-@pytest.mark.spark
 def test_a_port_that_is_taken_is_said_before_a_query_starts(spark: SparkSession, tmp_path: Path) -> None:
     write_landing(tmp_path / "landing", OPERATIONS, seed=11)
     with socket.create_server(("0.0.0.0", 0)) as taken:
@@ -450,7 +444,6 @@ def test_a_port_that_is_taken_is_said_before_a_query_starts(spark: SparkSession,
     assert [path.name for path in tmp_path.iterdir()] == ["landing"], "no checkpoint and no table was made"
 
 
-@pytest.mark.spark
 def test_a_job_whose_events_are_all_rejected_says_so_and_why(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "1.csv").write_text("a,2024-01-01 08:00:00\n")
@@ -534,7 +527,6 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
     spark.sql("DROP TABLE replies_awaited")
 
 
-@pytest.mark.spark
 def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkSession) -> None:
     values = [b'{"id": "a", "n": 1}', b"not json", b'{"id": "\xff"}', None]
     records = spark.createDataFrame(
@@ -551,7 +543,6 @@ def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkS
     assert [tuple(row) for row in found] == [("a", 1, "k", "t", 0), *nulls]
 
 
-@pytest.mark.spark
 def test_outcomes_as_records_have_the_id_as_key_and_all_fields_as_value(spark: SparkSession) -> None:
     outcomes = spark.sql("SELECT 7 AS `order.id`, struct(8 AS id) AS order, 'EXPIRED' AS status")
     [record] = records_of(outcomes, "order.id").collect()

@@ -17,8 +17,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.storage.spark_access import settings
 
-pytestmark = pytest.mark.spark
-
 ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}
 SUMMER, WINTER = "timestamp'2026-10-25 00:30:00Z'", "timestamp'2026-10-25 01:30:00Z'"
 """Both are 02:30 in Berlin."""

@@ -14,8 +14,6 @@ from spark_purgatory.testing import (
     comparable,
 )
 
-pytestmark = pytest.mark.spark
-
 
 def test_a_pipeline_without_statuses_is_checked_by_all_of_its_rows(spark: SparkSession) -> None:
     orders = spark.range(40).withColumnRenamed("id", "order_id")

@@ -10,8 +10,6 @@ from pyspark.sql import SparkSession
 
 from tests.support.sink_streams import ROWS_A_FILE, Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("spark_purgatory.") and r.levelno == level]

@@ -25,8 +25,6 @@ from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.spark
-
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 

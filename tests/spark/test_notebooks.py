@@ -18,7 +18,7 @@ from tests.support.doc_page import without_numbers
 from tests.support.gallery_data import needs_gallery_data
 from tools.notebook_pages import NOTEBOOKS, PAGES, page_of, run_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 BYTES = re.compile(r"^```text\n.*bytes.*\n(.+\n)+```$", re.MULTILINE)
@@ -85,6 +85,7 @@ def test_a_picture_that_cannot_be_read_is_found() -> None:
     pyplot.close(figure)
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_a_notebook_runs_as_a_program_with_a_session_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}

@@ -39,8 +39,6 @@ from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Host, Landing
 
-pytestmark = pytest.mark.spark
-
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STORE = "spark.sql.streaming.stateStore.providerClass"
 RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline")
@@ -286,6 +284,7 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
     )
 
 
+@pytest.mark.long
 def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("b", 5), event("x", 8)])
     landing.run(spark, purgatory())
@@ -330,6 +329,7 @@ def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are
     assert (utc(rows["held"]["held_until"]), rows["open"]["held_until"]) == (at(5), None)
 
 
+@pytest.mark.long
 def test_where_nothing_waits_the_columns_are_there_and_no_row(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a")], [event("a", 1)])
     landing.run(spark, purgatory())

@@ -23,8 +23,6 @@ from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.spark
-
 
 def warnings(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:
     """What was warned of, once it has come: Spark reports a micro-batch some time after it."""

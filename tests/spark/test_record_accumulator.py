@@ -19,8 +19,6 @@ from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gone_quiet(stream: Stream) -> None:
     """One file, then nothing: the heartbeat lets its rows out."""
@@ -169,6 +167,7 @@ def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stre
     assert stream.numbers() == Counter(), "nothing was written"
 
 
+@pytest.mark.long
 def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_back(stream: Stream) -> None:
     stream.add(1)
     sink = accumulator(stream, **HOUR)

@@ -21,15 +21,11 @@ from typer.testing import CliRunner
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.commands import EXIT_FAILED, guarded_reading
 from spark_purgatory.job.report import read_report
 from spark_purgatory.job.report_page import page
-from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.version import LOOKS_WRONG
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
-
-pytestmark = pytest.mark.spark
 
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
@@ -64,6 +60,7 @@ def written(spark: SparkSession, folder: Path) -> tuple[Landing, RecordAccumulat
     return landing, sink
 
 
+@pytest.mark.long
 def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: SparkSession, tmp_path: Path) -> None:
     landing, sink = written(spark, tmp_path)
     report = read_report(spark, str(landing.checkpoint), sink)
@@ -113,19 +110,6 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         ConfigError, match=r"belongs to table .*/table, and table .*/other has no rows of its query: name "
     ):
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
-
-
-@pytest.mark.long
-def test_the_states_are_decoded_once_and_the_table_is_read_twice(spark: SparkSession, tmp_path: Path) -> None:
-    landing, sink = written(spark, tmp_path)
-    context = spark.sparkContext
-    context.setJobGroup("the report", "")
-    try:
-        read_report(spark, str(landing.checkpoint), sink, rows=True)
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
-    jobs = len(context.statusTracker().getJobIdsForGroup("the report"))
-    assert jobs <= 40, jobs
 
 
 def status_of(landing: Landing) -> list[str]:
@@ -185,18 +169,3 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
         failed = command(*words)
         assert failed.exit_code == 2 and said in failed.stderr, failed.stderr
         assert "Traceback" not in failed.stderr
-
-
-@pytest.mark.long
-def test_what_spark_says_of_a_row_that_it_cannot_read_is_not_repeated(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cast() -> None:
-        with settings(spark, {"spark.sql.ansi.enabled": "true"}):
-            spark.range(1).selectExpr("cast(concat('kanarie 77123', id) as int)").collect()
-
-    assert guarded_reading("the state of /c", cast) == EXIT_FAILED
-    # Spark's own logger writes JSON before it.
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith('{"ts"')][-1]
-    assert "Spark could not read the state of /c: " in told and "CAST_INVALID_INPUT" in told, told
-    assert not re.search("kanarie|77123", told)

@@ -22,8 +22,6 @@ from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 BLOB_HOST = "applyInPandasWithState"
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -76,7 +74,6 @@ def assert_is_expected(spark: SparkSession, landing: Landing, host: str, seed: i
     assert waits == arrived - len(written)
 
 
-@pytest.mark.spark
 def test_rocksdb_without_its_changelog_is_a_warning(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     before = spark.conf.get(CHANGELOG, None)
     spark.conf.unset(CHANGELOG)

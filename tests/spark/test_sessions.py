@@ -24,8 +24,6 @@ from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import each_commit
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 ZONE, ANSI, LARGE = "spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.execution.arrow.useLargeVarTypes"
 CASE = "spark.sql.caseSensitive"
 NOON = datetime(2024, 10, 27, 0, 15, tzinfo=UTC)

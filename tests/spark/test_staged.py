@@ -230,7 +230,6 @@ def test_files_are_counted_when_one_may_be_full() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

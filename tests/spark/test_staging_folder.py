@@ -30,8 +30,6 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[str]:

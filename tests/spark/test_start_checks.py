@@ -36,8 +36,6 @@ from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 FORGETS = "setTransactionRetentionDuration"
 
 

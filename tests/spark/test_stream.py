@@ -24,8 +24,6 @@ from tests.support.quick_spark import COMPILED
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 
 def statuses(outcomes: list[dict[str, Any]]) -> dict[str, str]:
     assert len({o["id"] for o in outcomes}) == len(outcomes), "an operation has more than one outcome"

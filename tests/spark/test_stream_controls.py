@@ -24,8 +24,6 @@ from tests.support.splits import splits
 from tests.support.streams import Landing
 from tests.support.worlds import World
 
-pytestmark = pytest.mark.spark
-
 
 def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) -> None:
     rng, _, _ = draw(seed, "mixed", True)

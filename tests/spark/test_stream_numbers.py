@@ -22,8 +22,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.value_types import need_columns, number_type
 from tests.support.now_and_then import now_and_then
 
-pytestmark = pytest.mark.spark
-
 D = Decimal
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 Rows = list[tuple[Any, ...]]

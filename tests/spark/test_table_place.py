@@ -31,8 +31,6 @@ from tests.support.sink_queries import (
 )
 from tests.support.sink_streams import Stream, every
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> Stream:

@@ -16,8 +16,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.testing import PurgatoryTester
 from tests.support.now_and_then import now_and_then
 
-pytestmark = pytest.mark.spark
-
 NOON = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
 NAIVE = datetime(2026, 1, 1)
 MINUTE = timedelta(minutes=1)

@@ -23,7 +23,6 @@ def namespace() -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("name", TESTS)
 def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
     fixtures = {"spark": spark}

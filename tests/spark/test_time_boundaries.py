@@ -18,8 +18,6 @@ from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import microseconds
 from tests.support.now_and_then import now_and_then
 
-pytestmark = pytest.mark.spark
-
 LAST, FIRST = 2**63 - 1, -(2**63)
 DAY_US = 86_400_000_000
 TIMES_US = (

@@ -18,8 +18,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.streams import Landing
 
-pytestmark = pytest.mark.spark
-
 SWITCHES = {"spark.sql.timeType.enabled": "true", "spark.sql.geospatial.enabled": "true"}
 """Without them Spark refuses the types themselves."""
 POINT = "X'0101000000000000000000F03F0000000000000040'"

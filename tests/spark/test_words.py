@@ -87,7 +87,6 @@ def test_durations_beyond_all_numbers_are_refused_by_name() -> None:
     assert parse_duration("0.1 s", "linger") == 100_000
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(("text", "said"), WRONG_DURATIONS)
 def test_a_timeout_that_is_neither_duration_nor_column_is_told_what_it_lacks(
     spark: SparkSession, text: str, said: str
@@ -99,7 +98,6 @@ def test_a_timeout_that_is_neither_duration_nor_column_is_told_what_it_lacks(
     assert made(operations=waiting(F.col(f"`{text}`"))).resolve(named, rows).count() == 1
 
 
-@pytest.mark.spark
 def test_a_timeout_that_names_no_column_is_told_of_durations_too(spark: SparkSession) -> None:
     rows = rows_at(spark)
     with pytest.raises(
@@ -115,7 +113,6 @@ def test_a_number_of_keys_or_events_that_is_not_whole_or_below_one_is_refused(ru
         Criterion(rule, need)
 
 
-@pytest.mark.spark
 def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array_expires(spark: SparkSession) -> None:
     rows = rows_at(spark)
     for keys, most in (("key", 1), (["key"], 1), (["key", "key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
@@ -130,7 +127,6 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
         assert [(row.status, row.missing_keys) for row in three] == [("EXPIRED", ["b"])]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("named", "said"),
     [
@@ -179,7 +175,6 @@ FIRST_ON_THE_DEFAULT_HOST = (
 )
 
 
-@pytest.mark.spark
 def test_a_purgatory_behind_a_purgatory_in_one_stream_is_refused_with_the_remedy(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("'a' as id", "'a' as key", "timestamp as created")
     first = made().resolve(stream, stream)
@@ -198,7 +193,6 @@ def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     time.tzset()
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(("zone", "ahead"), [("Asia/Kolkata", 5.5), *now_and_then(("UTC", 0), ("Europe/Berlin", 1))])
 def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
     spark: SparkSession, process_zone: str, zone: str, ahead: float
@@ -224,7 +218,6 @@ def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
         assert decide.resolve(rows, events, as_of=midnight - just_before).count() == 0
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("value", ["1970-01-01 00:00:00", "1969-12-31", datetime(1970, 1, 1, 0, 0, 0, 999, UTC)])
 def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession, value: Any) -> None:
     """It gave no outcomes, as if everything were pending."""
@@ -233,7 +226,6 @@ def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession
         made().resolve(rows, rows, as_of=value)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: str) -> None:
     rows = rows_at(spark)
@@ -243,7 +235,6 @@ def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: 
                 made().resolve(rows, rows, as_of=value)
 
 
-@pytest.mark.spark
 def test_a_stream_needs_a_watermark_and_a_batch_does_not(spark: SparkSession) -> None:
     rows = rows_at(spark)
     bare = {"id": "id", "keys": "key", "created": "created", "timeout": "1 hour"}
@@ -257,7 +248,6 @@ def test_a_stream_needs_a_watermark_and_a_batch_does_not(spark: SparkSession) ->
         said.resolve(stream, stream)
 
 
-@pytest.mark.spark
 def test_wrong_arguments_of_resolve_are_refused_by_name(spark: SparkSession) -> None:
     rows = rows_at(spark)
     with pytest.raises(ConfigError, match="operations is a str, not a DataFrame: read it first"):

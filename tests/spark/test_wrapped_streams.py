@@ -35,8 +35,6 @@ from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Host, Landing
 
-pytestmark = pytest.mark.spark
-
 Wrap = Callable[[DataFrame], DataFrame]
 HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
 PAID = replace(purgatory(), host="transformWithState", emit="final", name="payments")
