@@ -225,28 +225,6 @@ def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stre
     assert stream.numbers() == every(1)
 
 
-@pytest.mark.long
-def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream: Stream) -> None:
-    query = staged(stream)
-    twin = Sender(stream.sink.options, str(stream.checkpoint))
-    log = stream.checkpoint / "staging" / "log" / "generation=0" / "epoch=0"
-    before: list[Path] = []
-
-    def twin_drains() -> None:
-        twin.drain(stream.spark)
-        before.extend(log.glob("intent=0-*"))
-
-    with (
-        meanwhile("before intend", twin_drains),
-        pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"),
-    ):
-        query.flush()
-    assert stream.numbers() == every(1), "the twin's"
-    [ours] = set(log.glob("intent=0-*")) - set(before)
-    ours.unlink()
-    assert stream.add(1).run(stream.rows()).numbers() == every(2), "the remedy that the error names"
-
-
 @pytest.mark.slow
 def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) -> None:
     table = str(stream.folder / "table")

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import (
     STATE_STORE_SETTINGS,
@@ -33,7 +32,6 @@ from spark_purgatory.spark.host.requirements import (
     COUNT_ROWS,
     FILE_MANAGER,
     KEEPS_OLD_FILES,
-    NO_DATA,
     PROVIDER,
     ROCKSDB,
 )
@@ -277,32 +275,6 @@ def test_an_old_checkpoint_of_many_partitions_runs_and_says_so_until_it_is_moved
     time.sleep(1)
     assert not said(caplog)
     assert "state partitions" not in [finding.what for finding in checkpoint_findings(bare, str(moved.checkpoint))]
-
-
-@pytest.mark.long
-def test_a_checkpoint_moves_to_the_log_host_in_a_default_session(
-    bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A query that starts while the state is made has none of the move's settings."""
-    landing = landed(tmp_path)
-    write(landing, bare)
-    wait, seen = StreamingQuery.awaitTermination, list[Any]()
-
-    def waits(query: StreamingQuery, timeout: int | None = None) -> bool | None:
-        seen.append([bare.conf.get(name, None) for name in (PARTITIONS, NO_DATA, PROVIDER)])
-        return wait(query, timeout)
-
-    given = purgatory(host=LOG_HOST)
-    moved = Landing(tmp_path)
-    moved.checkpoint = tmp_path / "moved"
-    outcomes = given.resolve(*landing.frames(bare))
-    with monkeypatch.context() as patched:
-        patched.setattr(StreamingQuery, "awaitTermination", waits)
-        move_checkpoint(bare, outcomes=outcomes, source=str(landing.checkpoint), target=str(moved.checkpoint))
-    assert seen == [[None, None, None]]
-    landing.add([operation("o9", 400, 500)], [event("clock", 400)])
-    assert write(moved, bare, given=given)["stateOperators"][0]["operatorName"].startswith("transformWithState")
-    assert {row.id for row in bare.read.format("delta").load(str(landing.outcomes)).collect()} == {"o1", "o2"}
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from spark_purgatory.demo.landing import FILES, write_landing
 from spark_purgatory.demo.runner import QUICK_SETTINGS, Recount, demo_config, recount, run_demo
-from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.kafka_values import fields_of, rows_of
@@ -103,19 +103,6 @@ def test_a_file_that_holds_no_job_is_refused(tmp_path: Path, text: str, said: st
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
-
-
-def test_no_secret_is_ever_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
-    kafka = ROOT / "conf" / "kafka.yaml"
-    config = load_config(kafka, ["spark.spark.hadoop.fs.s3a.secret.key=hunter2"])
-    options = config.operations.source.options
-    assert 'password="hunter2"' in options["kafka.sasl.jaas.config"]
-    assert "hunter2" not in repr(config)
-    with pytest.raises(JobConfigError) as error:
-        load_config(kafka, ["completions.source.options.password=[hunter2]", "checkpoint="])
-    assert "completions.source.options.password must be text" in str(error.value)
-    assert "hunter2" not in str(error.value)
 
 
 def test_a_dotted_setting_is_one_name() -> None:
@@ -376,33 +363,6 @@ def test_sigterm_to_the_jvm_is_a_clean_stop(
     said = job.said()
     assert "Stopped by SIGTERM" in said and "Nothing lost: " in said, said
     assert "Traceback" not in said and "STREAM_FAILED" not in said, said
-
-
-@pytest.mark.long
-def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survivor: Survivor) -> None:
-    commits = survivor.folder / "checkpoint" / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    # As after a kill between the batch's writing and its commit; a batch that the stop cut short never began.
-    forgotten = [commits / str(last), *(survivor.folder / "checkpoint" / "offsets").glob(str(last + 1))]
-    for path in forgotten:
-        path.unlink()
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    assert f"batch {last}: 0 rows in" in survivor.run_here(spark), "the batch ran again"
-    counted = survivor.recount(spark)
-    del counted["PENDING"]
-    assert all(status.different == 0 for status in counted.values()), counted
-
-
-@pytest.mark.long
-def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
-    spark: SparkSession, survivor: Survivor
-) -> None:
-    offsets = survivor.folder / "checkpoint" / "offsets"
-    begun = sorted(path.name for path in offsets.iterdir())
-    other = [*settings_for(survivor.folder, "{availableNow: true}"), "purgatory.shards=3", "purgatory.emit=final"]
-    with pytest.raises(StateMismatchError, match=r"^shards: .*set shards=2, or .*; emit: .*back to 'early'; or "):
-        run(spark, load_config(ORDERS, other), Console(file=StringIO()), StopRequest())
-    assert sorted(path.name for path in offsets.iterdir()) == begun
 
 
 @pytest.mark.long

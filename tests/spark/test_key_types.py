@@ -41,36 +41,6 @@ def decided(outcomes: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in outcomes.select(*columns).collect())
 
 
-def both_hours(spark: SparkSession, kind: str) -> tuple[DataFrame, DataFrame, Purgatory]:
-    """Two operations that differ in an instant of the repeated hour alone, and an event of the first."""
-    made = Purgatory(
-        operations=Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds"),
-        completions=Completions(key="key", time="created", watermark="0 seconds"),
-        criterion=criteria.any_key(),
-        shards=2,
-    )
-    keys = {"array": "array({})", "array of several": "array({}, timestamp'2020-01-01 00:00:00Z')"}
-    key = keys.get(kind, "{}")
-    operations = rows_of(spark, f"('s', {key.format(SUMMER)})", f"('w', {key.format(WINTER)})")
-    events = rows_of(spark, f"('x', {SUMMER})")
-    if kind == "list":
-        made = replace(made, operations=replace(made.operations, keys=["key", "second"]))
-        operations = operations.withColumn("second", F.expr("timestamp'2020-01-01 00:00:00Z'"))
-    return operations, events, made
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["column", "array", "array of several", "list"])
-def test_two_instants_of_a_repeated_hour_are_two_keys(spark: SparkSession, kind: str) -> None:
-    with settings(spark, ZONE):
-        operations, events, made = both_hours(spark, kind)
-        missing = {"array of several": ["2020-01-01 00:00:00Z"], "list": ["2020-01-01 00:00:00Z"]}.get(kind, [])
-        assert decided(made.resolve(operations, events)) == [
-            ("s", "COMPLETED", missing),
-            ("w", "EXPIRED", ["2026-10-25 01:30:00Z", *missing]),
-        ]
-
-
 def test_two_instants_of_a_repeated_hour_are_two_ids(spark: SparkSession) -> None:
     events = rows_of(spark, f"({WINTER}, 'k')").withColumn("kind", F.lit("cancel"))
     with settings(spark, ZONE):
@@ -128,30 +98,6 @@ def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSessio
             ("s", "COMPLETED", []),
             ("w", "EXPIRED", ["2026-10-25 01:30:00Z"]),
         ]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("id_type", ["string", "binary"])
-@pytest.mark.parametrize("scope", [None, "id"])
-def test_an_orphan_shows_its_key_and_id_as_users_know_them(
-    spark: SparkSession, scope: str | None, id_type: str
-) -> None:
-    events = rows_of(spark, f"('x', {WINTER})", f"('y', {SUMMER})").selectExpr(
-        f"cast(id as {id_type}) as id", "key", "created", "'cancel' as kind", f"cast('o' as {id_type}) as op"
-    )
-    made = replace(
-        PURGATORY,
-        completions=replace(PURGATORY.completions, kind="kind", operation_id="op"),
-        orphans="control",
-        scope=scope,
-    )
-    plain = replace(made, completions=replace(PURGATORY.completions, kind="kind"))
-    with settings(spark, ZONE):
-        for each, named in ((made, " for operation o"), (plain, "")):
-            reasons = [row.reason for row in each.resolve(events.where("false"), events).collect()]
-            assert sorted(reasons) == [
-                f"cancel on key 2026-10-25 0{hour}:30:00Z{named} found no operation pending" for hour in (0, 1)
-            ]
 
 
 TEXTS = {

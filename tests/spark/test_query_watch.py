@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +46,6 @@ def test_many_late_rows_are_warned_of_once(
     (said,) = warnings(caplog, 1)
     assert "purgatory orders: 10 of 15 rows of micro-batch 1 arrived behind the watermark (2024-05-01T13:40:00." in said
     assert "Give the late input a longer delay (watermark=)" in said and "are between 2024-05-01T12:10:00.000Z" in said
-
-
-@pytest.mark.long
-def test_the_first_rows_that_heartbeats_make_late_are_warned_of(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The rows are of 2024, and the heartbeats of today, as after downtime."""
-    landing = Landing(tmp_path)
-    for batch in range(3):
-        landing.add([operation(f"{batch}", batch)], [event(f"{batch}", batch)])
-    given = purgatory(name="orders")
-    operations, completions = (replace(each, idle_after="1 day") for each in (given.operations, given.completions))
-    landing.run(spark, replace(given, operations=operations, completions=completions))
-    late = [text for text in warnings(caplog, 1) if "arrived behind the watermark" in text]
-    assert len(late) == 1 and "purgatory orders: 2 of 2 rows" in late[0]
-    assert late[0].endswith("first read the backlog with resolve(..., heartbeats=False)")
 
 
 @pytest.mark.parametrize("computes", [False, True])
@@ -140,70 +123,6 @@ def test_a_batch_of_which_events_count_is_quiet_and_its_outcomes_may_meet_others
     }
     assert counts == {("COMPLETED", "EXPIRED"): 19, ("EXPIRED", "EXPIRED"): 1}
     assert warnings(caplog, 0) == []
-
-
-@pytest.mark.long
-def test_a_stream_whose_events_are_nearly_all_rejected_says_why_once(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    landing = Landing(tmp_path)
-    nobody: Any = None
-    landing.add([operation("a", 1)], [event(nobody, i) for i in range(9)] + [event("a", 1)])
-    landing.add([operation("b", 2)], [event(nobody, 2)])
-    landing.run(spark, purgatory(name="orders"))
-    said = [text for text in warnings(caplog, 1) if "were rejected" in text]
-    assert len(said) == 1 and "purgatory orders, up to micro-batch " in said[0]
-    assert "9 of 10 events were rejected and complete nothing (the key is null: 9)." in said[0]
-
-
-def test_a_stream_in_which_no_operation_completes_names_what_may_differ(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    landing = Landing(tmp_path)
-    for batch in range(3):  # The events' clock is two hours behind, as if their times were of another zone.
-        names = [f"{batch}-{n}" for n in range(6)]
-        late, moved = 200 * batch, 200 * batch - 120
-        landing.add([operation(name, late, late + 30) for name in names], [event(name, moved + 5) for name in names])
-    landing.run(spark, purgatory(name="orders"))
-    (said,) = warnings(caplog, 1)
-    assert "purgatory orders, up to micro-batch " in said
-    assert "12 operations expired and none completed, although 18 events came. Compare keys= with key= as text" in said
-
-
-@pytest.mark.long
-def test_a_stream_whose_operations_are_all_rejected_says_so_once(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    landing = Landing(tmp_path)
-    for batch in range(2):  # The year 9019, as if milliseconds had been read as seconds.
-        ahead = 60 * 24 * 365 * 7000 + batch
-        landing.add([operation(f"{batch}-{n}", ahead, ahead + 30) for n in range(6)], [event("nobody", batch)])
-    landing.run(spark, purgatory(name="orders"))
-    (said,) = [text for text in warnings(caplog, 1) if "REJECTED" in text]
-    assert "purgatory orders, up to micro-batch 1: 12 of 12 operations were REJECTED; the column reason has" in said
-
-
-@pytest.mark.long
-def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    healthy, stuck = Landing(tmp_path / "healthy"), Landing(tmp_path / "stuck")
-    for batch in range(4):
-        healthy.add([operation(f"o{batch}", batch)], [event(f"o{batch}", batch)])
-        stuck.add([operation(f"o{batch}", batch)], [])
-    healthy.run(spark, purgatory())
-    stuck.run(spark, purgatory())
-    (said,) = warnings(caplog, 1)
-    assert "3 micro-batches brought rows, but there is no watermark after January 1970" in said
-    assert "set its idle_after=" in said
-    caplog.clear()
-    seconds = Landing(tmp_path / "seconds")
-    since_1970 = -60 * 24 * 19_824  # To 21 January 1970, where milliseconds with the seconds of 2024 are.
-    for batch in range(4):
-        seconds.add([operation(f"o{batch}", batch)], [event(f"o{batch}", since_1970 + batch)])
-    seconds.run(spark, purgatory())
-    (said,) = warnings(caplog, 1)
-    assert "or its times are seconds that were read as milliseconds" in said
 
 
 class Kept(StreamingQueryListener):

@@ -273,23 +273,6 @@ def test_a_need_of_more_digits_than_values_can_have_is_refused(spark: SparkSessi
         purgatory(criteria.level(D("1e30"))).resolve(rows, heard)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["decimal(20,9)", "bigint", "double"])
-def test_an_extension_brings_seconds_in_the_type_of_values(session: SparkSession, kind: str) -> None:
-    seconds = {"decimal(20,9)": D("1800.000001500"), "bigint": 1800, "double": 1800.25}[kind]
-    moved = timedelta(
-        microseconds={"decimal(20,9)": 1_800_000_002, "bigint": 1_800_000_000, "double": 1_800_250_000}[kind]
-    )
-    heard = events(session, kind, {"a": [seconds]}).withColumn("kind", F.lit("extend"))
-    for criterion in (criteria.any_key(), criteria.sum_at_least(1)):
-        (row,) = purgatory(criterion, kind="kind").resolve(operations(session, ["a"]), heard).collect()
-        assert (row["status"], row["wait_ms"]) == (
-            "EXPIRED",
-            (timedelta(minutes=1) + moved) // timedelta(milliseconds=1),
-        )
-        assert row["resolved_at"].microsecond == moved.microseconds
-
-
 # --- streams --------------------------------------------------------------------------------------
 
 

@@ -167,24 +167,6 @@ def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here:
     assert f'"path": "file:{table}"' in next(claimed).read_text()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("spelling", [1, 4])
-def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of_its_path(
-    stream: Stream, spelling: int
-) -> None:
-    table = stream.folder / "table"
-    path = [str(table), *spellings(table)][spelling]
-    stream.sink = RecordAccumulator(path=path)
-    stream.run(stream.rows()).add(1).run(stream.rows())
-    other = [str(table), *spellings(table)][(spelling + 3) % 6]
-    stream.spark.sql(f"RESTORE TABLE delta.`{other}` TO VERSION AS OF 0")
-    with pytest.raises(Exception, match=r"TableLostError.*restored to version 0"):
-        stream.add(1).run(stream.rows())
-    stream.spark.sql(f"REPLACE TABLE delta.`{other}` (n bigint, part bigint) USING delta")
-    with pytest.raises(Exception, match=r"TableLostError.*it was dropped or replaced"):
-        stream.run(stream.rows())
-
-
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,87 @@
+"""The warnings of a running query, from reports of micro-batches as Spark makes them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from spark_purgatory.schema import COUNTERS
+from spark_purgatory.spark.operator.query_watch import _QueryWatch
+
+MAY = "2024-05-01T13:40:00.000Z"
+IN_1970 = "1970-01-20T19:50:00.000Z"
+
+
+class Run:
+    """A run of a query with one purgatory, "orders"."""
+
+    def __init__(self, ticks: bool = False) -> None:
+        self.watch, self.batches = _QueryWatch(), 0
+        self.watch.ticks["orders"] = ticks
+
+    def report(self, watermark: str = MAY, rejections: dict[str, int] | None = None, **counted: int) -> None:
+        row = Row(**{**dict.fromkeys(COUNTERS, 0), "rejections": rejections, **counted})
+        self.watch.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(
+            observedMetrics={"orders": row}, durationMs={"addBatch": 1}, eventTime={"watermark": watermark},
+            runId="run", id="id", name="q", batchId=self.batches, stateOperators=[],
+        )))  # fmt: skip
+        self.batches += 1
+
+
+@pytest.mark.parametrize(
+    ("ticks", "reports", "said"),
+    [
+        (
+            True,
+            [{"received": 1, "events_received": 1, "operations_late": 1, "events_late": 1}],
+            "orders: 2 of 2 rows of micro-batch 0 .* first read the backlog with resolve(..., heartbeats=False)",
+        ),
+        (
+            False,
+            [{"events_received": 10, "events_rejected": 9}, {"events_received": 1, "events_rejected": 1}],
+            "orders, up to micro-batch 0: 9 of 10 events were rejected and complete nothing",
+        ),
+        (
+            False,
+            [{"received": 6, "events_received": 9, "expired": 5}, {"received": 6, "events_received": 9, "expired": 7}],
+            "up to micro-batch 1: 12 operations expired and none completed, although 18 events came. Compare keys=",
+        ),
+        (
+            False,
+            [{"received": 6, "rejected": 6}, {"received": 6, "rejected": 6}],
+            "up to micro-batch 1: 12 of 12 operations were REJECTED; the column reason has the cause",
+        ),
+        (
+            False,
+            [{"received": 1, "watermark": IN_1970}] * 3,
+            "3 micro-batches brought rows, but there is no watermark after January 1970",
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_be_lost_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, ticks: bool, reports: list[dict[str, Any]], said: str
+) -> None:
+    run = Run(ticks)
+    for report in (*reports, *reports):
+        run.report(**report)
+    (warned,) = (record.getMessage() for record in caplog.records)
+    at = -1
+    for part in said.split(" .* "):
+        assert (at := warned.find(part, at + 1)) >= 0, warned
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"received": 100, "operations_late": 9},
+        {"events_received": 20, "events_rejected": 17, "received": 20, "completed": 3, "expired": 17},
+        {"received": 20, "rejected": 9},
+        {"events_received": 9, "received": 20, "expired": 20},
+    ],
+)
+def test_a_healthy_query_is_quiet(caplog: pytest.LogCaptureFixture, report: dict[str, int]) -> None:
+    Run().report(**report)
+    assert not caplog.records
