@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 import os
 import re
@@ -12,8 +11,6 @@ from pathlib import Path
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-
-from tests.support.site_search import SiteSearch
 
 pytestmark = pytest.mark.long
 
@@ -24,20 +21,6 @@ BOX = re.compile(
     re.DOTALL,
 )
 """A name of the reference, and the box below its heading."""
-ANSWERS = {
-    "order timeout": "criteria.html",
-    "how many shards": "choosing.html",
-    "out of memory": "looks_wrong.html",
-    "exactly once": "promises.html",
-    "delete checkpoint": "accumulator.html",
-    "nothing expires": "looks_wrong.html",
-    "too many small files": "looks_wrong.html",
-    "late events": "how_it_works.html",
-    "restart": "accumulator.html",
-    "change timeout": "upgrading.html",
-    "kafka": "how-to/kafka.html",
-    "duplicate": "looks_wrong.html",
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +31,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=False))
     return folder
-
-
-@pytest.fixture(scope="module")
-def search(site: Path) -> SiteSearch:
-    return SiteSearch(json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize("query", ANSWERS)
-def test_the_search_shows_the_right_page_first(search: SiteSearch, query: str) -> None:
-    assert search.pages(query)[0] == ANSWERS[query], search.pages(query)[:4]
-
-
-def test_words_that_no_page_has_find_none(search: SiteSearch) -> None:
-    assert search.pages("zzyzx") == []
 
 
 def test_the_site_publishes_what_belongs_to_it(site: Path) -> None:

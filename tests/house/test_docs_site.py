@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from site_hooks import LINK, mapped
-
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +19,6 @@ HOOKS = (ROOT / "site_hooks.py").read_text(encoding="utf-8")
 TABLE = "|+│┃┏┡└"
 COLUMNS = 96
 """Of code that fits a page at 1280 pixels; `docs/ruff.toml` says the same for the Python of pages."""
-INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
@@ -48,12 +45,6 @@ def test_a_page_loads_nothing_from_other_servers() -> None:
         assert all((ROOT / "docs" / path).is_file() for path in SITE.get(name, [])), name
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_diagram_is_a_picture(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert "```mermaid" not in text, "the site would load a script from another server to draw it"
-
-
 def too_wide(text: str) -> list[str]:
     """Lines of code, and of tables that are printed, that a page cuts. Sentences may be longer."""
     wide = []
@@ -69,27 +60,3 @@ def test_code_fits_its_page(page: str) -> None:
     if page.startswith("notebooks/"):
         text = re.sub(r"^```text\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # wide results scroll
     assert too_wide(text) == []
-
-
-def test_examples_of_docstrings_and_job_files_fit_their_pages() -> None:
-    wide = []
-    for file in (ROOT / "spark_purgatory").rglob("*.py"):
-        for example in re.findall(r"^( *)Example::?\n((?:\1    .*\n|\n)+)", file.read_text("utf-8"), re.MULTILINE):
-            wide += too_wide(f"```python\n{inspect.cleandoc(example[1])}\n```\n")
-    shown = {name for page in PAGES for name in INCLUDED.findall((ROOT / "docs" / page).read_text("utf-8"))}
-    for name in shown:
-        wide += too_wide(f"```yaml\n{(ROOT / name).read_text('utf-8')}```\n")
-    assert shown and wide == []
-
-
-def test_code_that_is_too_wide_is_found() -> None:
-    line = "x" * (COLUMNS + 1)
-    assert too_wide(f"```python\n{line}\n```\n") == too_wide(f"- a\n\n    ```yaml\n    {line}\n    ```\n") == [line]
-    assert too_wide(f"```text\n|{line}|\n```\n") == [f"|{line}|"]
-    assert too_wide(f"```text\n{line}\n```\n") == []
-
-
-def test_a_link_to_a_page_gets_its_title_and_a_link_to_another_file_keeps_its_name() -> None:
-    links = "[metrics.md](metrics.md), [monitoring/alerts.yml](monitoring/alerts.yml)"
-    said = LINK.sub(lambda link: mapped(link, "index.md", "docs/index.md"), links)
-    assert said == "[Metrics and logs](metrics.md), [monitoring/alerts.yml](monitoring/alerts.yml)"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -330,17 +330,13 @@ def check_source(source: str, path: str) -> list[str]:
     return findings
 
 
+@cache
 def sources(*folders: str) -> dict[str, str]:
     files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 # --- the house ------------------------------------------------------------------------------------
-
-
-def test_the_checker_reads_the_core() -> None:
-    core = [path for path in sources(f"{PACKAGE}/core") if not path.endswith("__init__.py")]
-    assert core, f"no module found below {PACKAGE}/core: the house would be checked in name only"
 
 
 def test_every_file_keeps_the_rules() -> None:
@@ -360,10 +356,6 @@ def test_a_circle_of_files_is_found_whether_or_not_its_imports_stand_at_the_top(
     [circle] = circles_of(files)
     assert sorted(set(circle.split(" imports "))) == sorted(files)
     assert not circles_of({**files, f"{PACKAGE}/core/b.py": "import os\n"})
-
-
-def test_the_pure_modules_of_the_sink_are_there() -> None:
-    assert set(sources(f"{PACKAGE}/spark/sink")) >= PURE_MODULES
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
@@ -431,74 +423,36 @@ ACCUMULATOR = f"{PACKAGE}/accumulator/made_up.py"
 SPARK = f"{PACKAGE}/spark/sink/drain/made_up.py"
 PROTOCOL = f"{PACKAGE}/spark/sink/drain/protocol.py"
 STAGING = f"{PACKAGE}/spark/sink/staging/made_up.py"
-OPERATOR = f"{PACKAGE}/spark/operator/made_up.py"
 CONFIG = f"{PACKAGE}/config.py"
 
 OFFENCES = [
     (CORE, "import time", "may not import time"),
-    (CORE, "from time import monotonic", "may not import time"),
-    (CORE, "import random", "may not import random"),
     (CORE, "import os.path", "may not import os"),
-    (CORE, "from pathlib import Path", "may not import pathlib"),
-    (CORE, "import threading", "may not import threading"),
     (CORE, "import io", "may not import io"),
     (CORE, "import pandas as pd", "may not import pandas"),
     (CORE, "import pyarrow.parquet as pq", "may not import pyarrow.parquet"),
-    (CORE, "from pyarrow import fs", "may not import pyarrow.fs"),
-    (CORE, "import pyspark", "may not import pyspark"),
     (CORE, "def _f():\n    from pyspark.sql import functions", "may not import pyspark"),
-    (CORE, "from spark_purgatory.config import Operations", "core may not import spark_purgatory.config"),
     (CORE, "from spark_purgatory import config", "core may not import spark_purgatory.config"),
-    (CORE, "import spark_purgatory", "core may not import spark_purgatory.root"),
-    (CORE, "import spark_purgatory.spark.host.blob_host", "core may not import spark_purgatory.spark"),
     (CORE, "from ...accumulator import sizing", "core may not import spark_purgatory.accumulator"),
-    (CORE, "from ... import schema", "core may not import spark_purgatory.schema"),
     (CORE, "from spark_purgatory.core.engine import resolver", "core.events may not import core.engine"),
-    (CORE, "from ..state.blob import VERSION", "core.events may not import core.state"),
     (CORE, "from ..kafka import watchers", "core.events may not import core.kafka"),
-    (SPARK, "from spark_purgatory.spark.operator import inputs", "spark.sink may not import spark.operator"),
     (STAGING, "from ..table import delta_target", "spark.sink.staging may not import spark.sink.table"),
     (PROTOCOL, "from pyspark.sql import SparkSession", "is pure and may not import pyspark.sql.SparkSession"),
-    (PROTOCOL, "from ..table import delta_target", "may not import spark_purgatory.spark.sink.table.delta_target"),
     (PROTOCOL, "from .table_truth import TableTruth", "may not import spark_purgatory.spark.sink.drain.table_truth"),
-    (PROTOCOL, "from uuid import uuid4", "is pure and may not import uuid.uuid4"),
-    (PROTOCOL, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),
-    (OPERATOR, "from ..sink import repair", "spark.operator may not import spark.sink"),
     (f"{PACKAGE}/core/made_up.py", "x = 1", "made_up is no room of core"),
-    (CORE, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),
-    (CORE, "import datetime as dt\nSTART = dt.date.today()", "reads a clock by date.today"),
     (CORE, "import numpy as np\nSTART = np.datetime64('now')", "reads a clock by datetime64"),
     (CORE, "import numpy as np\nRNG = np.random.default_rng()", "draws from np.random"),
     (CORE, "TEXT = open('file').read()", "calls open()"),
     (ACCUMULATOR, "import time", "accumulator is pure and may not import time"),
     (ACCUMULATOR, "import numpy as np", "accumulator may not import numpy"),
-    (
-        ACCUMULATOR,
-        "from spark_purgatory.core import state",
-        "accumulator may not import spark_purgatory.core",
-    ),
-    (ACCUMULATOR, "from threading import Lock", "may not import threading"),
-    (CONFIG, "from pyspark.sql import Column", "config may not import pyspark"),
-    (CONFIG, "from spark_purgatory.spark import host", "config may not import spark_purgatory.spark"),
     (CONFIG, "import pydantic", "config may not import pydantic"),
-    (SPARK, "from spark_purgatory import Purgatory", "spark may not import spark_purgatory.Purgatory"),
-    (SPARK, "import pickle", "imports pickle"),
     (SPARK, "from pickle import loads", "imports pickle"),
-    (SPARK, "import importlib\nimportlib.import_module('pickle')", "names 'pickle'"),
     (SPARK, "import numpy as np\nnp.load('file', allow_pickle=True)", "passes allow_pickle"),
     (SPARK, "x = eval('1')", "calls eval()"),
-    (SPARK, "exec('x = 1')", "calls exec()"),
     (SPARK, "def _f(spark):\n    return spark._jvm", "touches ._jvm"),
-    (SPARK, "def _f(df):\n    return df._jdf.schema()", "touches ._jdf"),
-    (SPARK, "def _f(spark):\n    return spark.sparkContext", "touches .sparkContext"),
     (SPARK, "def _f(spark):\n    return getattr(spark, '_jvm')", "names '_jvm'"),
     (SPARK, "def public():\n    return 1", "public has no docstring"),
     (SPARK, "class Public:\n    x = 1", "Public has no docstring"),
-    (
-        SPARK,
-        'class Public:\n    """Words."""\n    def method(self):\n        return 1',
-        "Public.method has no docstring",
-    ),
     (SPARK, "def _long():\n" + "    x = 1\n" * 70, "function _long of 71 lines"),
     ("jobs/made_up.py", "x = 1\n" * 601, "file of 601 lines"),
 ]
@@ -510,67 +464,6 @@ def test_the_checker_finds(path: str, source: str, finding: str) -> None:
     assert len(findings) == 1, findings
     assert finding in findings[0]
     assert findings[0].startswith(f"{path}:")
-
-
-def test_the_checker_lets_pass_what_is_allowed() -> None:
-    source = dedent(
-        '''
-        """A module of the core."""
-        from __future__ import annotations
-
-        import zlib
-        from collections.abc import Iterator
-        from datetime import timedelta
-        from typing import overload
-
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        from spark_purgatory.core.arrays import times
-        from spark_purgatory.errors import PurgatoryError
-
-        from ...errors import StateError
-        from . import event_log
-        from .event_log import EventLog
-
-
-        class Public:
-            """Documented."""
-
-            @property
-            def now(self) -> int:
-                """A name is no clock."""
-                return self.now_ms
-
-            @now.setter
-            def now(self, value: int) -> None:
-                self.now_ms = value
-
-
-        @overload
-        def public(x: int) -> int: ...
-        @overload
-        def public(x: str) -> str: ...
-        def public(x):
-            """Documented."""
-            return x.now()
-
-
-        def _private():
-            return 1
-        '''
-    )
-    assert check_source(source, CORE) == []
-    assert check_source('"""Demo."""\nimport typer\nimport pyspark\nimport spark_purgatory', f"{PACKAGE}/cli.py") == []
-    assert (
-        check_source('"""Host."""\nimport os\nimport time\nfrom ...core.state import blob\nimport delta', SPARK) == []
-    )
-
-
-def test_the_checker_accepts_lengths_at_the_limit() -> None:
-    assert check_source("def _f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1), SPARK) == []
-    assert check_source("x = 1\n" * MAX_FILE_LINES, SPARK) == []
 
 
 def called(tree: ast.AST) -> set[str]:
@@ -598,8 +491,3 @@ def test_what_only_traces_of_kafka_call_is_not_in_the_product() -> None:
     uncalled = {name for path, tree in trees.items() if path.startswith(parts) for name in defined(tree) - read}
     # What a user calls on the futures that the sink gives.
     assert uncalled == {"add_done_callback"}
-
-
-def test_a_name_in_words_or_given_on_is_no_call() -> None:
-    tree = ast.parse('"""Calls split."""\nself.split = self._results.split\nself.fail = other.results.retry\nx.drain()')
-    assert called(tree) == {"self", "_results", "other", "results", "retry", "x", "drain"}

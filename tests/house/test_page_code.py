@@ -24,7 +24,7 @@ RUN = {
     *(f"docs/how-to/{name}" for name in WITH_SERVERS),
     "README.md",  # tests/house/test_readme.py
     "docs/index.md",  # the same
-    "docs/gallery.md",  # tests/house/test_gallery.py: its code is of notebooks
+    "docs/gallery.md",  # tests/spark/test_notebooks.py: its code is of notebooks
     "docs/how-to/iceberg.md",  # tests/iceberg/test_iceberg_sink.py
     "docs/testing.md",  # tests/spark/test_testing_guide.py
     "bundle/README.md",  # tests/places/test_pipelines.py has the whole pipeline
@@ -56,15 +56,6 @@ def taken(words: list[str]) -> None:
 def test_the_command_line_takes_each_command_of_a_page(page: str) -> None:
     for words in commands(TEXTS[page]):
         taken(words)
-
-
-def test_commands_are_found_and_a_wrong_one_is_refused() -> None:
-    found = commands("a `spark-purgatory run a.yaml`\n\n    spark-purgatory check \\\n      b.yaml  # c\n")
-    assert found == [["spark-purgatory", "run", "a.yaml"], ["spark-purgatory", "check", "b.yaml"]]
-    assert sum(len(commands(text)) for name, text in TEXTS.items() if name != USAGE) > 30
-    for wrong in ("spark-purgatory walk", "spark-purgatory run a b", "spark-purgatory doctor --sparks"):
-        with pytest.raises(UsageError):
-            taken(wrong.split())
 
 
 @pytest.mark.parametrize("page", TEXTS)

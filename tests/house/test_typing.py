@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import AccumulatorQuery
@@ -46,6 +47,7 @@ def test_a_query_has_every_name_of_sparks() -> None:
     assert {name for name in vars(StreamingQuery) if not name.startswith("_")} < own
 
 
+@pytest.mark.long
 def test_a_users_file_passes_and_every_wrong_use_is_refused(tmp_path: Path) -> None:
     lines = [
         "from spark_purgatory import AccumulatorQuery, Completions, Operations, Purgatory, RecordAccumulator, criteria",
