@@ -88,7 +88,7 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
     monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 1)
     for seed in range(40 if EVERY_CASE else 20):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
-    assert len(sizes) > 10, "few operations were resolved in parts"
+    assert len(sizes) > 5, "few operations were resolved in parts"
 
 
 @pytest.mark.parametrize("rule", each_commit([*RULES, "mixed"], keeps=lambda rule: rule in ("count", "mixed")))

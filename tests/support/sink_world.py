@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
+from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Work
+from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
@@ -278,8 +280,8 @@ class WorldActions(SparkActions):
 class WorldSender(Sender):
     """The product's loop on the actions of a `World`."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(SinkOptions(**world.place, **world.options), "/checkpoint")
+    def __init__(self, world: World, on_delivery: Callback[Delivery] | None = None) -> None:
+        super().__init__(SinkOptions(**world.place, **world.options), "/checkpoint", on_delivery)
         self.target = world.target(self.options)
         self.actions = WorldActions(world, self)
         self.world = world
@@ -360,9 +362,9 @@ def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:
     return hook, reached
 
 
-def run(world: World) -> WorldSender:
+def run(world: World, sender: WorldSender | None = None) -> WorldSender:
     """A run to the end of the source, with a drain then."""
-    sender = WorldSender(world)
+    sender = sender or WorldSender(world)
     while world.committed < len(world.batches):
         sender.take(world.committed)
     sender.take(None, flush=True)

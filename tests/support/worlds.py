@@ -181,13 +181,16 @@ def _event(
     earlier: list[Row],
     number: int,
 ) -> Row:
-    """Draw an event; one in seven delivers an earlier complete event again, at its own or another time or key."""
+    """Draw an event; one in seven delivers an earlier complete event again, perhaps at another time or key or
+    with another value.
+    """
     time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
     named = [event for event in earlier if event["event_id"] is not None]
     if named and rng.random() < 0.15:
         known = rng.choice(named)
         key = rng.choice((known["key"], rng.choice(names)))
-        return {**known, "key": key, "time": rng.choice((known["time"], time_us))}
+        told = rng.choice((known["value"], known["value"], rng.choice(drawn.values)))
+        return {**known, "key": key, "time": rng.choice((known["time"], time_us)), "value": told}
     kind = "complete" if "complete" in kinds and rng.random() < 0.5 else rng.choice(kinds)
     value: Any = None
     if kind == "complete":

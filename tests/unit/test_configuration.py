@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -43,6 +44,7 @@ from spark_purgatory.job.job_config import (
     RulesSection,
     Trigger,
 )
+from spark_purgatory.job.source_config import AvroValues, DeltaSource, FolderSource, KafkaSource
 from spark_purgatory.job.sources import purgatory_of
 from tools import command_line_page
 from tools.configuration_page import reference
@@ -321,6 +323,20 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
         max_warm_bytes=14,
         name="mine",
     )
+
+
+SHOWS = {"check_file.py", "check_columns.py"}
+"""Files that only show the fields of a job."""
+
+
+@pytest.mark.parametrize(
+    "model", [JobConfig, MetricsOutput, DeadLetters, InputSection, FolderSource, DeltaSource, KafkaSource, AvroValues]
+)
+def test_every_field_of_the_file_is_read_where_a_job_runs(model: type[BaseModel]) -> None:
+    files = [file for file in (ROOT / "spark_purgatory" / "job").glob("*.py") if file.name not in SHOWS]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    assert set(model.model_fields) - read == set()
 
 
 @pytest.mark.parametrize(

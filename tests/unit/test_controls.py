@@ -15,6 +15,7 @@ import pytest
 from spark_purgatory.core.engine import relevant_events, resolver
 from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.events import cross_key_redelivery
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR
@@ -163,6 +164,13 @@ def test_an_event_with_an_operation_and_no_key_reaches_this_operation_with_all_i
         sides = [[row for row in rows if ("id" in row) == is_operation] for is_operation in (True, False)]
         outcomes += shards.step(*sides, watermark_ms)
     assert sorted(map(written, outcomes)) == sorted(left.split(", ")), "and no event is an orphan"
+
+
+def test_what_remains_until_the_deadline_of_an_operation_that_waits_includes_its_extensions() -> None:
+    shards = Shards(replace(EngineSpec(criteria.any_key()), operation_ids=True))
+    shards.step([op(), op("p", "b")], [ev(kind="extend", value=0.03)], 12)
+    waiting = Waiting(shards.engine(0), 12_000)
+    assert waiting.column("remaining_ms").to_pylist() == [33, 8]
 
 
 def test_under_early_an_operation_that_is_cancelled_by_its_id_alone_leaves_at_once() -> None:

@@ -620,6 +620,16 @@ def test_an_id_seen_again_after_it_completed_is_a_duplicate_until_its_deadline(s
 
 
 @both
+def test_a_row_created_at_the_watermark_is_a_duplicate_at_once(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (0, [op()], ""),
+        (15, [op(created=15_000, deadline=30_000)], "o DUPLICATE 15000"),
+        (20, [], "o EXPIRED 20000"),
+    )
+
+
+@both
 def test_an_id_may_be_used_again_once_its_deadline_has_passed(spec: EngineSpec) -> None:
     play(
         spec,

@@ -95,6 +95,12 @@ def test_an_event_waits_for_its_operation_as_long_as_one_may_come_on_time(spec: 
     assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"], "11 is within the lookback"
 
 
+def test_an_orphan_is_due_before_a_later_deadline() -> None:
+    shards = Shards(EARLY)
+    shards.step([op(deadline=90_000)], [ev("z", 15_000)], 12)
+    assert shards.due_ms == [15]
+
+
 def test_an_operation_that_ended_is_remembered_until_its_deadline() -> None:
     shards = Shards(FINAL)
     shards.run([([op()], at(12), 0), ([], [], 13)])

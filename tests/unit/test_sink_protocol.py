@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
+from typing import Any, cast
 
 import pytest
 
@@ -27,7 +28,7 @@ from spark_purgatory.errors import (
     TableLostError,
 )
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import failpoints, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger
@@ -376,6 +377,25 @@ def test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_sa
     assert world.rows == rows
 
 
+def test_a_micro_batch_before_the_last_drained_one_is_not_skipped_without_its_rows_being_compared() -> None:
+    world = made("nothing lingers")
+    run(world)
+    world.committed -= 2
+    with pytest.raises(StagingError, match=r"brought micro-batches up to 2 .* the last of them had other rows"):
+        run(world)
+
+
+def test_a_run_that_has_ended_is_not_current_once_another_has_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = made("all linger")
+    monkeypatch.setattr(sender, "next_batch", lambda spark, checkpoint: world.committed)
+    ended, spark = WorldSender(world), cast(Any, None)
+    ended.take(0)
+    assert ended.is_true(spark)
+    later = WorldSender(world)
+    later.take(1)
+    assert (ended.is_true(spark), later.is_true(spark)) == (False, True)
+
+
 def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout() -> None:
     world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after intend")
     world.commit_fails = ["absent"] * 4
@@ -446,8 +466,11 @@ def test_rows_that_the_table_does_not_take_for_delivery_timeout_stop_the_query_a
     world = made("nothing lingers")
     world.options |= {"delivery_timeout": "1 minute", "max_block": "1 hour"}
     world.takes_nothing = True
-    with pytest.raises(DeliveryTimeoutError, match="for delivery_timeout, 60,000 ms: absent"):
-        run(world)
+    told = list[Any]()
+    sender = WorldSender(world, lambda *given: told.append(given))
+    with pytest.raises(DeliveryTimeoutError, match="for delivery_timeout, 60,000 ms: absent") as raised:
+        run(world, sender)
+    assert told == [(None, raised.value)]
     world.takes_nothing = False
     run(world)
     assert world.in_table() == world.every()

@@ -37,7 +37,7 @@ def stream_function(
 ) -> StreamFunction:
     """Return the function for `blob_hosted`."""
 
-    def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG001
         prepare_worker()
         clock_ms = calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms)
         step = calls.step_of(calls.rows_in(frames), clock_ms, broadcast)

@@ -51,7 +51,7 @@ def prepare_worker() -> None:
 
 
 @cache
-def _freeze(modules: int) -> None:
+def _freeze(modules: int) -> None:  # noqa: ARG001
     """Once for each number of imported modules."""
     gc.freeze()
 
