@@ -131,15 +131,7 @@ print(f"{by_join.count()} rows; {dropped} rows were late, and the join dropped t
 # MAGIC %md
 # MAGIC ## The same with a purgatory
 # MAGIC
-# MAGIC | the join | the purgatory |
-# MAGIC | --- | --- |
-# MAGIC | `withWatermark("ordered_at", "10 minutes")` | `created="ordered_at", watermark="10 minutes"` |
-# MAGIC | `withWatermark("paid_at", "10 minutes")` | `time="paid_at", watermark="10 minutes"` |
-# MAGIC | `o.order_id = p.order_id` | `keys="order_id"`, `key="order_id"` |
-# MAGIC | `BETWEEN ordered_at AND ordered_at + 30 minutes` | `timeout="30 minutes"` |
-# MAGIC | `paid_at` is not null | `status = 'COMPLETED'`, and `resolved_at` is the first payment |
-# MAGIC | `paid_at` is null | `status = 'EXPIRED'` |
-# MAGIC | `p.method`, a column of the payment | `columns=["method"]`, and then `event.method` |
+# MAGIC [The how-to page](../docs/how-to/from_a_join.md#what-replaces-each-part) says what replaces each part.
 
 # COMMAND ----------
 

@@ -85,8 +85,9 @@ def run_of(
 
 
 def is_left_out(text: str) -> bool:
-    """Return True if a page does not have a cell: helpers, imports and the session, rows that are made up."""
-    return text.startswith((HELPERS, ROWS)) or "local_session()" in text
+    """Return True if a page does not have a cell: helpers, imports and the session, rows that are made up, checks."""
+    checks = "assert " in text and not re.search(r"print\(|\.show\(", text)
+    return text.startswith((HELPERS, ROWS)) or "local_session()" in text or checks
 
 
 def draws(text: str) -> bool:
@@ -103,6 +104,7 @@ def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
             parts.append(OTHER.sub(r"](\1.md)", cell.text).replace("](../docs/", "](../"))
             continue
         if is_left_out(cell.text):
+            assert not cell.printed and not cell.pictures
             continue
         parts.append(DRAWN if draws(cell.text) else f"```python\n{cell.text}\n```")
         if cell.printed:
