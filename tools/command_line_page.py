@@ -15,18 +15,6 @@ HEAD = """# Command line
 The extra `cli` installs `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
 has the text of this page.
 
-| To | Command |
-| --- | --- |
-| see it work | [`demo`](#demo) |
-| check this machine, a checkpoint or a table | [`doctor`](#doctor) |
-| get a job's file, check it, run it | [`example`](#example), [`check`](#check), [`run`](#run) |
-| see how far a query is | [`status`](#status) |
-| see why an order still waits | [`pending`](#pending) |
-| get one page about a query, to send to someone | [`report`](#report) |
-| change shards, host, or the criterion's number | [`move`](#move) |
-| get what waits as tables, to edit them | [`export-state`](#export-state) |
-| restart a query whose staging log has two entries with one number | [`repair`](#repair) |
-
 Most commands start their own Spark session, and may read a checkpoint and a table while the query runs
 ([Run a job](operations.md)). Places are paths or URIs that Spark reads. `CHECKPOINT` is the query's checkpointLocation.
 The exit code is 0 if all is well, 1 if Spark or the query failed (`doctor`: there is something to do), 2 if an argument

@@ -33,7 +33,7 @@ class Operations(Options):
         id: The operation's id.
         keys: The keys on which its events arrive: one column, a list of columns, or an array column.
         created: The timestamp from which it waits.
-        timeout: A duration for all, or a column of day-time intervals (a day is 24 hours) or of whole numbers of
+        timeout: A duration, or a column of day-time intervals (a day is 24 hours) or of whole numbers of
             ``timeout_unit``. Give this or ``deadline``.
         timeout_unit: The unit of a ``timeout`` column of whole numbers.
         deadline: The timestamp until which it waits.
@@ -41,11 +41,9 @@ class Operations(Options):
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
             ``watermark`` is then how far its outcomes may be behind the query's watermark.
-        removed_columns: Columns of the checkpoint that the query has dropped. With a new column of the same type this
-            looks like a rename, which is refused unless the old one is named here. A struct's field is named by its
-            path ("address.city", "lines.element.city").
-        exclude: Columns that outcomes leave out, such as a ``timeout`` of intervals, which Delta cannot store, or
-            columns that only a ``criterion`` reads. `pending` shows them.
+        removed_columns: Columns of the checkpoint that the query has dropped. Needed if a new one has the same type, or
+            it could be a rename. A struct's field is named by its path ("address.city", "lines.element.city").
+        exclude: Columns that outcomes leave out, such as a ``timeout`` of intervals, which Delta cannot store.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
     binary. Compared columns must have one type; whole numbers may differ in size, decimals in precision. A timestamp is
@@ -118,8 +116,7 @@ class Completions(Options):
         kind: A column of ``complete`` (or null) or control events: ``fail`` (the key has failed), ``cancel``, ``force``
             (completes) or ``extend`` (moves the deadline to the event's time + value). Without it all are ``complete``.
         operation_id: The event applies only to this operation, on the event's key; if it is null, to every operation on
-            the key. A control event without a key applies to all keys of the operation; without several keys or
-            ``scope`` it is rejected.
+            the key. A control event without a key applies to all keys of the operation (semantics 4.5).
         event_id: Events with one id count once for an operation, even on several of its keys. Each delivery satisfies
             its own key.
         columns: Columns of the deciding event that outcomes have in a struct ``event``, after its key, time, value and

@@ -184,11 +184,9 @@ class Purgatory(PurgatoryOptions):
             ``events``: all that counted up to ``resolved_at``, by time.
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` counts all.
         evidence_order: "time" sorts events by time, and ``event`` is the deciding one. "value" sorts by
-            `Completions.value`, largest first, then time. ``event`` is then the first, such as the winning bid with
-            `criteria.until_deadline`, even without ``evidence`` or ``columns``.
+            `Completions.value`, largest first, then time, and ``event`` is the first, such as a winning bid.
         orphans: Which events that count for no operation become ORPHAN rows: "none", "control" events, or "all", with
-            the reason: late, already ended, not taken, past deadline, no such operation, or rejected. Outcomes then
-            also have the columns `schema.ORPHAN_COLUMNS`.
+            the reason. Outcomes then also have the columns `schema.ORPHAN_COLUMNS`.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events of a micro-batch that go to all shards; more stop the query.

@@ -50,9 +50,8 @@ class RecordAccumulator(SinkOptions):
         format: "iceberg" needs a ``table`` (docs/how-to/iceberg.md). Without this option an existing table keeps its
             format, and a new one is a Delta table.
         partition_by: Columns that partition the table; an existing table has its own. If the table computes a partition
-            column that the stream lacks (GENERATED ALWAYS AS), rows wait together whatever its value. A commit writes
-            one file for each value, smaller than ``batch_size``. Delta reads two texts in such a column as null: an
-            empty one and ``__HIVE_DEFAULT_PARTITION__``.
+            column that the stream lacks (GENERATED ALWAYS AS), a commit writes one file for each of its values, smaller
+            than ``batch_size``.
         batch_size: The file size to aim at in each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
         buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
