@@ -4,7 +4,7 @@ Terms. A *record* joins the last *batch* of its *partition*. A batch without roo
 opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each a
 result: `complete` or `retry`. Until then a batch is *in flight*. The partitions are those of the table, a record is a
 staged piece, and a batch becomes a file. Codes such as A13 are facts about Kafka (docs/kafka_facts.md), each with a
-test in ``tests/unit/test_accumulator*.py``.
+trace in ``tests/conformance``.
 
 A batch goes when it is full, has lingered, or everything must go, but not while it backs off from a failure. Kafka then
 also sends the first batches of all other partitions of a node, because a request costs little. A commit costs seconds

@@ -15,7 +15,7 @@ import pytest
 from spark_purgatory.accumulator.policy import ExponentialBackoff
 from tests.conformance.__main__ import main
 from tests.conformance.replay import DIAGNOSTICS, LABELS, REPLAYERS, replay
-from tests.conformance.traces import Trace, find_files, pack, read_file
+from tests.conformance.traces import Trace, read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT / "tests" / "conformance" / "traces"
@@ -75,10 +75,6 @@ def check_every_answer(kind: str, number: int, batched: bool) -> None:
     assert not outcome.unknown, "an answer was compared with nothing"
 
 
-def test_every_kind_has_a_replayer() -> None:
-    assert list(REPLAYERS) == ["wheel", "purgatory", "accumulator", "bufferpool"]
-
-
 @pytest.mark.parametrize(("kind", "number"), [parameter for kind in REPLAYERS for parameter in all_of(kind)])
 def test_every_answer_is_kafkas(kind: str, number: int) -> None:
     check_every_answer(kind, number, batched=False)
@@ -130,45 +126,12 @@ def test_an_answer_left_out_is_found_unless_it_is_nothing() -> None:
     assert mismatch is not None and mismatch.number == step["i"] and mismatch.expected == {"completed": None}
 
 
-def test_answers_that_may_be_missing_are_not_missed() -> None:
-    content = copy.deepcopy(stored("purgatory")[0].content)
-    for step in content["steps"]:
-        for key in ("evals", "watched", "delayed", "estimated"):
-            step.pop(key, None)
-        for key in ("completed", "expired"):
-            if step.get(key) == []:
-                del step[key]
-    assert replay(Trace("shortened", content)).mismatch is None
-
-
-def test_an_engine_that_raises_is_a_mismatch_at_the_step() -> None:
-    content = copy.deepcopy(stored("purgatory")[0].content)
-    content["steps"][3] = {"i": 3, "op": "force", "id": 12345}
-    mismatch = replay(Trace("unknown id", content)).mismatch
-    assert mismatch is not None and mismatch.number == 3 and "KeyError(12345)" in mismatch.got["raised"]
-
-
 def test_an_unknown_operation_is_passed_over_and_said() -> None:
     content = copy.deepcopy(stored("wheel")[0].content)
     content["steps"].insert(1, {"i": 99, "op": "peek", "next": 7, "size": content["steps"][0]["size"]})
     outcome = replay(Trace("peek", content))
     assert outcome.mismatch is None
     assert dict(outcome.unknown) == {"peek: answer 'next'": 1}
-
-
-def test_a_refused_operation_can_still_be_forced_once() -> None:
-    watch = {"op": "watch", "id": 7, "crit": {"type": "LEVEL", "need": {"k0": 3}}, "watch": [], "delay_ms": 5}
-    acks = {"7": {"k0": "REQUEST_TIMED_OUT"}}
-    content = {
-        "kind": "purgatory",
-        "config": {"start_ms": 0},
-        "steps": [
-            {**watch, "ret": None, "err": "empty_watch_keys", "watched": 0, "delayed": 0, "estimated": 0},
-            {"op": "force", "id": 7, "ret": True, "completed": [7], "expired": [], "acks": acks},
-            {"op": "force", "id": 7, "ret": False, "completed": [], "expired": [], "watched": 0},
-        ],
-    }
-    assert replay(Trace("refused", content)).mismatch is None
 
 
 # --- what the recorded traces do not hold: threads that wait, splits, epochs ------------------------
@@ -292,21 +255,6 @@ def test_kinds_without_a_replayer_are_said_and_not_counted(tmp_path: Path, capsy
     ]
 
 
-def test_a_mismatch_is_shown_once_for_each_trace_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = copy.deepcopy(stored("wheel")[0].content)
-    for number in (4, 7):
-        content["steps"][number]["size"] += 1
-    write(tmp_path, bad=content, good=stored("wheel")[0].content)
-    size = content["steps"][4]["size"]
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/bad.json: step 4, add",
-        f"  expected {{'size': {size}}}",
-        f"  got      {{'size': {size - 1}}}",
-        "conformance: wheel 1/2",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
@@ -330,23 +278,3 @@ def test_nothing_replayed_is_not_a_success(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == "conformance: nothing replayed\n"
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
-
-
-def test_packing_keeps_every_trace_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(
-        tmp_path,
-        a=stored("wheel")[0].content,
-        b=stored("wheel")[1].content,
-        c=stored("bufferpool")[0].content,
-    )
-    out = tmp_path / "packed"
-    assert main(["--pack", str(tmp_path), str(out)]) == 0
-    assert f"{out}/wheel.jsonl.xz: 2 traces" in capsys.readouterr().out
-    assert [trace.content for trace in read_file(out / "wheel.jsonl.xz")] == [
-        trace.content for trace in stored("wheel")[:2]
-    ]
-    again = tmp_path / "again"
-    pack([out], again)
-    names = [file.name for file in find_files([out])]
-    assert names == ["bufferpool.jsonl.xz", "wheel.jsonl.xz"]
-    assert [(out / name).read_bytes() for name in names] == [(again / name).read_bytes() for name in names]

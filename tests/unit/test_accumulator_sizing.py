@@ -71,14 +71,6 @@ def test_partitions_are_told_apart_and_a_new_one_starts_at_what_the_table_has_sh
     assert sizes.ratio("narrow") == pytest.approx(0.5, abs=0.01)
 
 
-def test_rows_are_counted_a_partition_too() -> None:
-    sizes = calibration()
-    sizes.observe_staged("narrow", 8_000, 1_000)
-    sizes.observe_staged("wide", 8_000_000, 1_000)
-    assert sizes.row_bytes("narrow") == pytest.approx(8, abs=0.1)
-    assert sizes.row_bytes("wide") == pytest.approx(8_000, rel=0.01)
-
-
 def test_one_odd_file_is_taken_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "PRIOR_STAGED_BYTES", 1)
     sizes = calibration()
@@ -88,25 +80,12 @@ def test_one_odd_file_is_taken_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
     assert sizes.ratio("x") == pytest.approx(MIN_RATIO, rel=0.01)
 
 
-def test_what_weighs_nothing_teaches_nothing() -> None:
-    sizes = calibration()
-    sizes.observe_staged("x", 0, 0)
-    sizes.observe_committed("x", 0, 500)
-    assert sizes.ratio("x") == PRIOR_RATIO and sizes.row_bytes("x") == PRIOR_ROW_BYTES
-
-
 def test_rows_without_bytes_do_not_make_endless_files() -> None:
     sizes = calibration()
     for _ in range(200):
         sizes.observe_staged("x", 0, 10)
     assert sizes.rows_for("x", 16 * MIB) == 64 * 16 * MIB
     assert sizes.rows_for("x", 0) == 1
-
-
-def test_file_bytes_are_rounded_up() -> None:
-    sizes = calibration()
-    sizes.observe_committed("x", 100 * MIB, 30 * MIB)
-    assert sizes.ratio("x") == pytest.approx(0.3, abs=0.01) and sizes.file_bytes("x", 11) == 4
 
 
 def test_only_the_partitions_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,6 @@ from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.events import cross_key_redelivery
-from spark_purgatory.core.events.control_log import pair_of, split_pairs
-from spark_purgatory.core.events.event_log import FORGET_FLOOR
 from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
@@ -53,56 +51,6 @@ def fate(spec: EngineSpec, events: list[Row], keys: str = "a") -> tuple[Any, ...
     return outcome["status"], microseconds(outcome["resolved_at"]) / 1000, outcome["matched"], missing
 
 
-QUORUM = criteria.quorum(2)
-FATES = [
-    # fail
-    (criteria.any_key(), "a", "fail:a:12", ("FAILED", 12, 0, "a")),
-    (criteria.any_key(), "ab", "fail:a:12 complete:a:13", ("EXPIRED", 20, 0, "ab")),
-    (criteria.any_key(), "ab", "fail:a:12 fail:b:13", ("FAILED", 13, 0, "ab")),
-    (criteria.all_keys(), "ab", "complete:b:11 fail:a:12", ("FAILED", 12, 1, "a")),
-    (criteria.all_keys(), "ab", "complete:a:11 fail:a:12 complete:b:13", ("COMPLETED", 13, 2, "")),
-    (QUORUM, "abc", "fail:a:12 complete:b:13 complete:c:14", ("COMPLETED", 14, 2, "a")),
-    (QUORUM, "abc", "fail:a:12 fail:b:13 complete:c:14", ("FAILED", 13, 0, "abc")),
-    (QUORUM, "ab", "complete:a:11 fail:a:12 complete:b:13", ("COMPLETED", 13, 2, "")),
-    (criteria.quorum(3), "ab", "complete:a:11 fail:a:12", ("FAILED", 12, 1, "b")),
-    (criteria.count(2), "ab", "complete:a:11 fail:a:12 complete:a:13 complete:b:14", ("COMPLETED", 14, 2, None)),
-    (criteria.count(3), "ab", "complete:a:11 fail:a:12 fail:b:13", ("FAILED", 13, 1, None)),
-    (criteria.sum_at_least(2), "ab", "complete:a:11:1 fail:a:12 complete:a:13:9", ("EXPIRED", 20, 1, None)),
-    (criteria.level(2), "ab", "complete:a:1:2 fail:a:12 complete:b:13:2", ("COMPLETED", 13, 1, "")),
-    (criteria.level(2), "ab", "fail:a:12 complete:a:13:2 complete:b:13:2", ("FAILED", 12, 0, "ab")),
-    # ties: COMPLETED, then FAILED, then CANCELLED
-    (criteria.any_key(), "a", "fail:a:12 complete:a:12", ("COMPLETED", 12, 1, "")),
-    (criteria.any_key(), "a", "cancel:a:12 complete:a:12", ("COMPLETED", 12, 1, "")),
-    (criteria.any_key(), "a", "cancel:a:12 force:a:12", ("COMPLETED", 12, 0, "a")),
-    (criteria.any_key(), "a", "cancel:a:12 fail:a:12", ("FAILED", 12, 0, "a")),
-    (criteria.any_key(), "a", "cancel:a:12 extend:a:12:1", ("CANCELLED", 12, 0, "a")),
-    # cancel and force
-    (criteria.all_keys(), "ab", "complete:a:11 cancel:b:12", ("CANCELLED", 12, 1, "b")),
-    (criteria.all_keys(), "ab", "complete:a:11 force:a:12", ("COMPLETED", 12, 1, "b")),
-    (criteria.any_key(), "a", "cancel:a:9 cancel:a:21 cancel:b:12", ("EXPIRED", 20, 0, "a")),
-    (criteria.any_key(), "a", "cancel:a:20", ("CANCELLED", 20, 0, "a")),
-    # extend
-    (criteria.any_key(), "a", "extend:a:12:0.013 complete:a:24", ("COMPLETED", 24, 1, "")),
-    (criteria.any_key(), "a", "extend:a:12:0.003", ("EXPIRED", 20, 0, "a")),
-    (criteria.any_key(), "a", "extend:a:20:0.001 extend:a:21:0.001", ("EXPIRED", 22, 0, "a")),
-    (criteria.any_key(), "a", "extend:a:21:9", ("EXPIRED", 20, 0, "a")),
-    (criteria.any_key(), "ab", "extend:b:25:0.005 extend:a:15:0.010", ("EXPIRED", 30, 0, "ab")),
-    (criteria.any_key(), "a", "extend:a:12:nan extend:a:13:-5 extend:a:14", ("EXPIRED", 20, 0, "a")),
-    # by operation
-    (criteria.any_key(), "a", "cancel:a:12@p cancel:a:13@o", ("CANCELLED", 13, 0, "a")),
-    (criteria.any_key(), "a", "cancel:b:12@o", ("EXPIRED", 20, 0, "a")),
-    (criteria.count(2), "a", "complete:a:12@p complete:a:13@o complete:a:14", ("COMPLETED", 14, 2, None)),
-]
-
-
-@both
-@pytest.mark.parametrize(("criterion", "keys", "events", "expected"), FATES)
-def test_control_events_settle_an_operation_at_their_time(
-    spec: EngineSpec, criterion: Criterion, keys: str, events: str, expected: tuple[Any, ...]
-) -> None:
-    assert fate(replace(spec, criterion=criterion), told(events), keys) == expected
-
-
 def test_a_failure_that_comes_later_undoes_what_was_held_and_an_extension_moves_its_timer() -> None:
     play(
         HELD,
@@ -118,19 +66,6 @@ def test_a_failure_that_comes_later_undoes_what_was_held_and_an_extension_moves_
         (30, [], "o COMPLETED 30000"),
         several=True,
     )
-
-
-@both
-def test_a_control_event_that_finds_no_operation_pending_is_an_orphan(spec: EngineSpec) -> None:
-    told_of = told("cancel:a:9 extend:a:13:1@p fail:a:19 cancel:a:20")
-    outcomes = Shards(replace(spec, orphans="control")).run([([op()], told_of, 0), ([], [], 19), ([], [], 20)])
-    orphans = [outcome for outcome in outcomes if outcome["status"] == "ORPHAN"]
-    assert sorted(outcome["reason"] for outcome in orphans) == [
-        "cancel on key a found no operation pending",
-        "cancel on key a found no operation pending",
-        "extend on key a for operation p found no operation pending",
-    ]
-    assert {outcome["wait_ms"] for outcome in orphans} == {None}
 
 
 # --- by operation alone -------------------------------------------------------------------------
@@ -204,13 +139,6 @@ def test_an_event_that_names_a_waiting_operation_on_a_key_that_this_does_not_hav
     tallies = shards.tallies()
     assert sum(tally.event_rejections[EventRejection.FOREIGN_KEY] for tally in tallies) == 2
     assert sum(tally.events_rejected for tally in tallies) == 0, "an operation of this id that has the key may come yet"
-
-
-def test_a_pair_without_a_key_is_none_with_an_empty_one() -> None:
-    ids, keys = pa.array(["", "", "7:x", "7:x", "0"]), pa.array([None, "", None, "a", None])
-    pairs = pair_of(ids, keys)
-    assert len(pairs.unique()) == len(ids)
-    assert [part.cast(pa.string()).to_pylist() for part in split_pairs(pairs)] == [ids.to_pylist(), keys.to_pylist()]
 
 
 @both
@@ -325,12 +253,6 @@ def test_first_deliveries_in_ranges_are_those_that_a_loop_finds(seed: int) -> No
     assert list(zip(which.tolist(), position.tolist(), strict=True)) == expected
 
 
-def test_repeats_by_hand_are_those_of_the_table() -> None:
-    repeats = Redeliveries.of(np.zeros(5, np.int64), pa.array(["x", "y", "x", "z", "x"]), None)
-    assert repeats is not None
-    assert repeats.total(np.array([0, 1, 3]), np.array([5, 5, 5]))[0].tolist() == [2, 1, 0]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_repeats_in_any_range_are_counted_and_summed_as_by_hand(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -401,16 +323,6 @@ def test_no_boundary_value_raises_or_drops_a_row_silently(capsys: pytest.Capture
         print(f"\nR9: {len(BOUNDARIES)} boundary values, {cases} runs: 0 exceptions, 0 drops")
 
 
-def test_one_event_of_the_year_9999_among_ten_thousand_is_rejected_and_expires_nobody() -> None:
-    shards = Shards(ANY)
-    rows = [op(f"o{i}", f"{i}", deadline=30_000 + i) for i in range(100)]
-    events = [ev("none", 10_000 + i) for i in range(10_000)]
-    far = ev("1", 253_402_300_799_999_999, ahead=True)
-    assert shards.step(rows, [*events[:5000], far, *events[5000:]], 0) == []
-    assert shards.step([], [], 29) == []
-    assert [outcome["id"] for outcome in shards.step([], [], 30)] == ["o0"]
-
-
 @pytest.mark.parametrize("bits", [0, 1, 4])
 def test_forged_hashes_of_keys_ids_and_operations_change_no_outcome(bits: int) -> None:
     rng = random.Random(bits)
@@ -423,17 +335,6 @@ def test_forged_hashes_of_keys_ids_and_operations_change_no_outcome(bits: int) -
 
 def many_controls(kind: Callable[[int], str], n: int) -> list[Row]:
     return [ev("hot", 20_000 + i, kind=kind(i), value=0.001, event_id=f"e{i % (n // 2)}") for i in range(n)]
-
-
-@pytest.mark.parametrize("criterion", [criteria.any_key(), criteria.count(1), criteria.all_keys()])
-def test_many_completions_that_name_their_operations_are_counted_and_then_forgotten(criterion: Criterion) -> None:
-    spec, n = replace(ANY, criterion=criterion, event_ids=False), 3 * FORGET_FLOOR
-    shards, names = Shards(spec, restarts=random.Random(1)), [f"o{i}" for i in range(n)]
-    events = [ev("a", 15_000, operation_id=name) for name in names]
-    waiting = op("waiting", created=17_000)
-    outcomes = shards.run([([*map(op, names), waiting], events, 0), ([], [ev("a", 19_000, operation_id="no one")], 16)])
-    assert {(row["id"], row["status"]) for row in outcomes} == {(name, "COMPLETED") for name in names}
-    assert len(outcomes) == n and sum(map(len, shards.running[0].events.controls.logs.values())) < n
 
 
 def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_their_product(

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR
@@ -19,11 +17,7 @@ from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from tests.support.control_events import told
 from tests.support.engine_driver import END_MS, Shards, final, multiset
-from tests.support.now_and_then import examples
 from tests.support.operations import Row, op, play
-from tests.support.oracle import KINDS, decide, why_operation_rejected
-from tests.support.splits import splits
-from tests.support.worlds import STEP_US, World, random_world
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)
@@ -33,45 +27,6 @@ each_width = pytest.mark.parametrize("several", [True, False], ids=["by id", "by
 
 def row(created: int, deadline: int, **others: Any) -> Row:
     return op(created=created * 1000, deadline=deadline * 1000, row=f"[{created}, {deadline}]", **others)
-
-
-@each_width
-@both
-def test_an_id_seen_again_while_its_operation_waits_beyond_its_first_deadline_is_a_duplicate(
-    spec: EngineSpec, several: bool
-) -> None:
-    play(
-        spec,
-        (0, [row(10, 20)], ""),
-        (5, told("extend:a:15:0.050"), ""),
-        (25, [row(30, 40)], "o DUPLICATE 30000" if spec is ANY else ""),
-        (30, [], "" if spec is ANY else "o DUPLICATE 30000"),
-        (36, told("complete:a:37"), "o COMPLETED 37000" if spec is ANY else ""),
-        (64, [], "" if spec is ANY else "o COMPLETED 37000"),
-        several=several,
-    )
-
-
-@both
-def test_it_is_one_when_the_operation_has_ended_and_its_extended_deadline_lies_ahead(spec: EngineSpec) -> None:
-    play(
-        spec,
-        (0, [row(10, 20), *told("extend:a:15:0.050 complete:a:30")], "o COMPLETED 30000" if spec is ANY else ""),
-        (40, [], "" if spec is ANY else "o COMPLETED 30000"),
-        (64, [row(65, 90), row(66, 90, id="p")], "o DUPLICATE 65000" if spec is ANY else ""),
-        (65, [row(66, 90)], "" if spec is ANY else "o DUPLICATE 65000"),
-        (90, [], "o EXPIRED 90000, p EXPIRED 90000"),
-    )
-
-
-@both
-def test_an_extension_after_the_end_moves_nothing_and_one_at_the_very_end_does(spec: EngineSpec) -> None:
-    for extension, becomes in (("extend:a:16:1", "o EXPIRED 40000"), ("extend:a:15:1", "o DUPLICATE 30000")):
-        outcomes = Shards(spec).run(
-            [([row(10, 20)], told(f"complete:a:15 {extension}"), 0), ([row(30, 40)], [], 0), ([], [], 50)]
-        )
-        fates = sorted(f"{outcome['row']} {outcome['status']}" for outcome in outcomes)
-        assert fates == ["[10, 20] COMPLETED", f"[30, 40] {becomes.split()[1]}"]
 
 
 @both
@@ -86,39 +41,6 @@ def test_what_completes_or_fails_an_operation_earlier_takes_back_what_an_extensi
         (12, [row(21, 30)], "" if spec is ANY else left),
         (30, [], "o EXPIRED 30000"),
     )
-
-
-@both
-def test_one_extension_makes_the_next_one_count_for_the_id_too(spec: EngineSpec) -> None:
-    becomes = "o DUPLICATE 30000"
-    play(
-        spec,
-        (0, [row(10, 20), *told("extend:a:28:0.010")], ""),
-        (5, told("extend:a:20:0.008"), ""),
-        (21, [row(30, 40)], becomes if spec is ANY else ""),
-        (30, [], "" if spec is ANY else becomes),
-        (38, [row(39, 45)], "o EXPIRED 38000"),
-        (45, [], "o EXPIRED 45000"),
-    )
-
-
-@each_width
-@both
-@pytest.mark.parametrize("order", range(6))
-def test_rows_of_one_micro_batch_are_told_apart_by_extended_deadlines(
-    spec: EngineSpec, several: bool, order: int
-) -> None:
-    rows = [row(10, 20), row(30, 40), row(50, 60), row(66, 70), row(68, 90)]
-    random.Random(order).shuffle(rows)
-    outcomes = Shards(spec, several=several).run([(rows, told("extend:a:15:0.050"), 0), ([], [], END_MS)])
-    fates = sorted(f"{outcome['row']} {outcome['status']}" for outcome in outcomes)
-    assert fates == [
-        "[10, 20] EXPIRED",
-        "[30, 40] DUPLICATE",
-        "[50, 60] DUPLICATE",
-        "[66, 70] EXPIRED",
-        "[68, 90] DUPLICATE",
-    ]
 
 
 def test_under_final_an_extension_that_comes_after_the_second_row_still_makes_it_a_duplicate() -> None:
@@ -165,19 +87,6 @@ def test_late_rows_are_judged_by_extended_deadlines(spec: EngineSpec) -> None:
         (52, [], "o EXPIRED 52000" + ("" if spec is ANY else ", o DUPLICATE 30000")),
         several=True,
     )
-
-
-@both
-def test_an_extension_that_names_one_operation_moves_its_id_alone(spec: EngineSpec) -> None:
-    outcomes = Shards(spec, several=True).run(
-        [
-            ([row(10, 20), row(10, 20, id="p")], told("extend:a:15:0.050@p"), 0),
-            ([row(30, 40), row(30, 40, id="p")], [], 25),
-            ([], [], END_MS),
-        ]
-    )
-    fates = sorted(f"{outcome['id']} {outcome['row']} {outcome['status']}" for outcome in outcomes)
-    assert fates == ["o [10, 20] EXPIRED", "o [30, 40] EXPIRED", "p [10, 20] EXPIRED", "p [30, 40] DUPLICATE"]
 
 
 @pytest.mark.parametrize("restarts", [None, random.Random(3)], ids=["restarted", "seldom restarted"])
@@ -247,64 +156,3 @@ def test_a_state_written_with_the_places_of_ids_is_read_where_none_are_asked_for
 def test_a_query_without_control_events_keeps_no_places_of_ids() -> None:
     engine = EventTimePurgatory(replace(ANY, control_events=False))
     assert "id_slot" not in engine.rows.columns
-
-
-# --- any world: the definition, row by row --------------------------------------------------------
-
-
-def by_definition(world: World, criterion: Row, lookback_us: int) -> list[Row]:
-    """Every row by itself as the oracle decides it, then which of an id's rows stand, one after the other."""
-    outcomes = []
-    until_us: dict[str, int] = {}
-    for operation in sorted(world.operations, key=lambda o: (o["created"], o["deadline"], repr(o.get("row")))):
-        ruled = {**criterion, **operation}
-        assert not why_operation_rejected(ruled)
-        if operation["created"] <= until_us.get(operation["id"], -1):
-            zero = {"resolved_at": operation["created"], "wait_ms": 0, "matched": 0, "missing_keys": None}
-            outcomes.append({**operation, "status": "DUPLICATE", **zero})
-            continue
-        (outcome,) = decide([ruled], world.events, lookback_us=lookback_us)
-        outcomes.append(outcome)
-        extended_us = [
-            event["time"] + round((event["value"] or 0) * 1_000_000)
-            for event in world.events
-            if event["kind"] == "extend"
-            and event["key"] in operation["keys"]
-            and event["operation_id"] in (None, operation["id"])
-            and operation["created"] - lookback_us <= event["time"] <= outcome["resolved_at"]
-        ]
-        until_us[operation["id"]] = max([operation["deadline"], *extended_us])
-    return outcomes
-
-
-@given(seed=st.integers(0, 1 << 32), several=st.booleans(), rule=st.sampled_from(["any_key", "all_keys", "count"]))
-@examples(60, 150)
-def test_any_order_and_split_gives_what_the_definition_says(seed: int, several: bool, rule: str) -> None:
-    rng = random.Random(seed)
-    size, kinds = rng.choice((4, 10, 30)), rng.choice((KINDS, ("complete", "extend", "extend"), ("extend", "cancel")))
-    world = random_world(
-        rng, n_operations=size, n_events=2 * size, n_keys=3, max_keys=2 if several else 1, rules=(rule,), kinds=kinds
-    )
-    for operation in world.operations:
-        # Ids come again later than their first deadline.
-        if rng.random() < 0.5:
-            first = rng.choice(world.operations)
-            moved_us = rng.randint(0, 6) * STEP_US
-            operation.update(id=first["id"], keys=first["keys"])
-            operation.update(created=operation["created"] + moved_us, deadline=operation["deadline"] + moved_us // 2)
-            operation["deadline"] = max(operation["deadline"], operation["created"])
-        operation.update(need=2, level=None)
-    lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    expected = by_definition(world, {"rule": rule, "need": 2}, lookback_us)
-    criterion = {"any_key": criteria.any_key(), "all_keys": criteria.all_keys(), "count": criteria.count(2)}[rule]
-    engine = Shards(
-        EngineSpec(criterion, operation_ids=True, event_ids=True, final=True, lookback_us=lookback_us),
-        several=several,
-        hash_bits=rng.choice((64, 3)),
-        restarts=rng,
-    )
-    outcomes = engine.run(
-        splits(rng, *world, rng.choice((1, 3, 9)), operations_delay_us=3 * STEP_US, lookback_us=lookback_us)
-    )
-    columns = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
-    assert multiset(outcomes, *columns) == multiset(expected, *columns)

@@ -44,15 +44,6 @@ def renewals(keys: str, n: int, every_us: int = 1_000) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("final", [False, True], ids=["early", "final"])
-@pytest.mark.parametrize("keys", ["a", "ab", "abc"])
-def test_renewals_that_take_turns_on_the_keys_of_an_operation_count_to_the_last(keys: str, final: bool) -> None:
-    rows, events = [op(keys=keys), op("p", keys[:1])], renewals(keys, 300)
-    found = deadlines(rows, events, final)
-    assert found == {row["id"]: by_hand(row, events) for row in rows}
-    assert found["o"] == 19_999 + 299_000 + 1_500
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_extensions_on_several_keys_and_by_operation_reach_as_far_as_by_hand(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,6 @@ import pytest
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.core.engine.ended_ranges import PLAIN, EndedRanges, united
 from spark_purgatory.core.engine.orphan_rows import shown
-from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
 from spark_purgatory.core.spec import criteria
@@ -101,17 +100,6 @@ def test_an_orphan_is_due_before_a_later_deadline() -> None:
     assert shards.due_ms == [15]
 
 
-def test_an_operation_that_ended_is_remembered_until_its_deadline() -> None:
-    shards = Shards(FINAL)
-    shards.run([([op()], at(12), 0), ([], [], 13)])
-    assert why(shards.run([([], at(18, 20, 20.001), 13), ([], [], 19)])) == ["18 already ended"]
-    assert why(shards.run([([], at(14), 19), ([], [], 30)])) == [
-        "14 late",
-        "20 already ended",
-        "20.001 past deadline",
-    ]
-
-
 @both
 @pytest.mark.parametrize("watermark_ms", [0, 20, 25])
 def test_an_event_past_the_deadline_by_no_more_than_the_wait_says_that_the_time_was_over(
@@ -136,40 +124,6 @@ def test_an_extension_lengthens_the_wait_and_so_the_time_that_is_remembered_and_
     assert why(outcomes) == ["26 past deadline", "40 past deadline", "41 no such operation"]
     outcomes = Shards(FINAL).run([([op(deadline=10_000)], at(10.001), 0), ([], [], 60)])
     assert why(outcomes) == ["10.001 no such operation"]
-
-
-CODES = ("reason_code", "event_kind", "event_key", "event_operation_id")
-
-
-def test_reasons_have_codes_and_orphans_tell_their_event_in_columns() -> None:
-    events = [
-        *at(15, key="b"),
-        *told("fail:f:12 cancel:c:13 cancel:a:14@p unknown:a:15"),
-        {**at(12)[0], "key": None},
-    ]
-    waits = [op("e", "e"), op("f", "f"), op("c", "c"), op("c", "c"), op("n", None)]
-    outcomes = Shards(NAMED).run([(waits, events, 0), ([], [], END_MS)])
-    of_operations = {(row["status"], *(row[name] for name in CODES)) for row in outcomes if row["status"] != "ORPHAN"}
-    assert of_operations == {
-        ("EXPIRED", None, None, None, None),
-        ("FAILED", "keys_failed", None, None, None),
-        ("CANCELLED", "cancelled", None, None, None),
-        ("DUPLICATE", "duplicate", None, None, None),
-        ("REJECTED", "null_key", None, None, None),
-    }
-    assert {tuple(row[name] for name in CODES) for row in outcomes if row["status"] == "ORPHAN"} == {
-        ("no_such_operation", "complete", "b", None),
-        ("no_such_operation", "cancel", "a", "p"),
-        ("unknown_kind", None, "a", None),
-        ("null_key", "complete", None, None),
-    }
-    controls = Shards(replace(NAMED, orphans="control")).run([([], events, 0), ([], [], END_MS)])
-    assert {tuple(row[name] for name in CODES) for row in controls} == {
-        ("not_pending", "fail", "f", None),
-        ("not_pending", "cancel", "c", None),
-        ("not_pending", "cancel", "a", "p"),
-    }
-    assert "reason_code" not in Shards(replace(NAMED, orphans="none")).run([([op("n", None)], [], 0)])[0]
 
 
 def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end() -> None:
@@ -213,18 +167,6 @@ def test_a_value_that_sums_do_not_take_is_counted_with_by_row_and_other_rules_ta
         assert (tally.events_rejected, tally.event_rejections[EventRejection.BAD_VALUE]) == (0, counted)
 
 
-def test_an_event_counts_once_any_operation_counts_it_whatever_others_do() -> None:
-    rows = [op("o"), op("p", created=14_000), op("q", created=13_000)]
-    outcomes = Shards(FINAL).run([(rows, at(12, 15, 16), 0), ([], [], END_MS)])
-    assert why(outcomes) == ["16 already ended"], "o completes at 12, p and q at 15"
-
-
-def test_duplicate_and_rejected_operations_count_nothing() -> None:
-    rows = [op(), op(created=15_000, deadline=40_000), op("r", deadline=5_000)]
-    outcomes = Shards(FINAL).run([(rows, at(12, 18, 30), 0), ([], [], END_MS)])
-    assert why(outcomes) == ["18 already ended", "30 past deadline"]
-
-
 def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
     events = told("complete:a:12@p complete:a:13@o complete:a:14@o complete:a:15@p cancel:a:16@o")
     outcomes = Shards(NAMED).run([([op()], events, 0), ([], told("complete:a:17@o"), 14), ([], [], END_MS)])
@@ -235,19 +177,6 @@ def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
         "16: cancel on key a for operation o counted for no operation: already ended",
         "17: complete on key a for operation o counted for no operation: already ended",
     ]
-
-
-def test_an_extension_that_counted_lengthens_the_range() -> None:
-    events = told("extend:a:12:0.013 complete:a:13 complete:a:24 complete:a:26")
-    outcomes = Shards(FINAL).run([([op()], events, 0), ([], [], END_MS)])
-    assert why(outcomes) == ["24 already ended", "26 past deadline"]
-
-
-def test_a_redelivery_within_the_time_of_an_operation_is_no_orphan() -> None:
-    spec = replace(FINAL, criterion=criteria.count(2), event_ids=True)
-    events = [ev(time=t * 1000, event_id=name) for t, name in ((12, "x"), (14, "x"), (15, "y"), (16, "x"))]
-    outcomes = Shards(spec).run([([op()], events, 0), ([], [], END_MS)])
-    assert why(outcomes) == ["16 already ended"]
 
 
 # --- rejected events ------------------------------------------------------------------------------
@@ -388,13 +317,6 @@ def test_pairs_of_id_and_key_come_apart_as_they_were_put_together() -> None:
     for start in (0, 2, 5):
         apart = split_pairs(pair_of(ids, keys)[start:])
         assert [part.to_pylist() for part in apart] == [ids[start:].to_pylist(), keys[start:].to_pylist()]
-
-
-def test_missing_keys_of_bytes_are_shown_without_their_partition_however_many_there_are() -> None:
-    for n in range(1, 6):
-        keys = pa.array([b"ppkey", b"pp"] * n)
-        missing = MissingKeys(keys, np.full(n, 2), np.ones(n, bool), prefix=2)
-        assert missing.to_arrow().to_pylist() == [["key", ""]] * n
 
 
 def test_bytes_that_are_no_text_are_shown_escaped() -> None:
