@@ -9,6 +9,7 @@ CLASSES := $(VENV)/spark.jsa
 DOCS_STAMP := $(VENV)/.docs-installed
 RELEASE_STAMP := $(VENV)/.release-installed
 GALLERY_STAMP := $(VENV)/.gallery-installed
+PLACES_STAMP := $(VENV)/.places-installed
 
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
@@ -42,7 +43,7 @@ test: java $(STAMP) ## Lint, types and the tests that belong to every change: 6 
 test-only: java $(STAMP) ## The tests of `make test`; PYTEST_ARGS=tests/unit/test_engine.py: those alone, in seconds
 	$(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS) --durations 15 $(PYTEST_ARGS)
 
-test-all: $(CLASSES) promtool $(GALLERY_STAMP) $(DOCS_STAMP) ## All other tests, job by job, with what each took; JOBS="spark pages" runs these
+test-all: java promtool $(STAMP) ## All other tests, job by job, with what each took; JOBS="spark pages" runs these
 	@$(BIN)/python -m tests.jobs $(JOBS)
 
 # The jobs of test-all.
@@ -67,7 +68,7 @@ test-kills: java $(STAMP) $(CLASSES) ## The driver is killed at each point of a 
 test-oldest: java $(STAMP) ## A slice of the tests on the oldest Spark and the oldest packages
 	$(BIN)/python -m tests.matrix --check spark-4.0
 
-test-places: promtool java $(STAMP) $(CLASSES) ## Kafka, an object store, a cluster, Spark Connect, pipelines, Prometheus
+test-places: promtool java $(PLACES_STAMP) $(CLASSES) ## Kafka, an object store, a cluster, Spark Connect, pipelines, Prometheus
 	$(MAKE) test-only MARKS="not slow" PYTEST_ARGS="tests/places $(PYTEST_ARGS)"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
@@ -204,6 +205,12 @@ $(RELEASE_STAMP): pyproject.toml
 $(GALLERY_STAMP): pyproject.toml $(STAMP)
 	@echo "Installing the data of the gallery into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -e '.[gallery]'
+	@touch $@
+
+# A broker's client, and an object store with all that it brings.
+$(PLACES_STAMP): pyproject.toml $(STAMP)
+	@echo "Installing the tools of tests/places into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -e '.[places]'
 	@touch $@
 
 # MkDocs reads the code and runs no part of it that needs Spark or Java. The house tests import its hooks.
