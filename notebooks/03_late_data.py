@@ -138,9 +138,6 @@ per_batch = counters(query)
 assert per_batch["events_late"].sum() == 1
 waiting = pending(spark, checkpoint=f"{folder}/checkpoint").collect()
 assert [row["order_id"] for row in waiting] == ["I"]
-shown = ["watermark", "received", "completed", "expired"]
-shown += ["rejected", "events_late", "pending_change"]
-print(per_batch[shown].to_string())
 
 # COMMAND ----------
 

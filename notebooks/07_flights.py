@@ -62,7 +62,6 @@ for month in range(1, 13):
     land(flights.loc[flights["month"] == month, SCHEDULED], f"{folder}/scheduled", month)
     land(arrived.loc[arrived["month"] == month, LANDED], f"{folder}/landed", month)
 print(f"{len(flights):,} flights, {len(arrived):,} landings")
-print(flights[["flight_id", "dest", "zone", "sched_arr_time", "arr_time"]].head(3).to_string())
 
 # COMMAND ----------
 

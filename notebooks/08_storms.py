@@ -59,7 +59,6 @@ print(f"{len(first)} storms, {len(first_records)} of them began as tropical depr
 strong_elsewhere = (raw["wind"] >= 64) & ~raw["status"].isin(tropical)
 print(f"{len(raw):,} records, {len(records):,} of them of a tropical stage")
 print(f"{strong_elsewhere.sum()} records of other stages have 64 knots or more")
-print(records.head(3).to_string())
 
 # COMMAND ----------
 

@@ -47,7 +47,6 @@ happened = pd.concat(
     [transplants.assign(what="complete")[columns], deaths.assign(what="fail")[columns]]
 )
 print(f"{len(jasa)} patients, {len(transplants)} transplants, {len(deaths)} deaths")
-print(happened.head(3).to_string(index=False))
 
 patients = spark.createDataFrame(jasa[["patient", "accepted", "age"]])
 events = spark.createDataFrame(happened)
