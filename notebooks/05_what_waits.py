@@ -138,18 +138,6 @@ soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minu
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC All that is known of one upload:
-
-# COMMAND ----------
-
-one = soon.first()["upload_id"]
-pending(spark, checkpoint=checkpoint).where(F.col("upload_id") == one).show(
-    vertical=True, truncate=False
-)
-
-# COMMAND ----------
-
-# MAGIC %md
 # MAGIC Complete uploads that are held until the watermark reaches the time of their last part:
 
 # COMMAND ----------
