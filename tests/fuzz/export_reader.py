@@ -125,13 +125,11 @@ def _manifest() -> bytes:
 
 def export_readers() -> list[Reader]:
     """Those of the tables and of the manifest."""
-    core = ["core/export/checked", "core/export/put_together"]
     return [
-        Reader("tables of an export", _read_tables, _seeds(), core),
+        Reader("tables of an export", _read_tables, _seeds()),
         Reader(
             "manifest of an export",
             lambda data: manifest_in(data.decode("utf-8", "replace"), "table 'counts'"),
             [_manifest()],
-            ["spark/move/tables"],
         ),
     ]

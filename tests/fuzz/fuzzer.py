@@ -1,4 +1,4 @@
-"""A mutational fuzzer: inputs that reach lines no other has reached are kept, and changed further.
+"""One mutator for every reader of bytes: it changes inputs that the reader can read.
 
 It runs in a process of its own (`python -m tests.fuzz`), because an input may end the process. Memory has a limit that
 the system enforces. An input that takes too much CPU time is stopped by a timer of CPU time, which a loaded machine
@@ -12,14 +12,12 @@ import re
 import resource
 import signal
 import struct
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from spark_purgatory.errors import BugError, PurgatoryError
@@ -39,8 +37,6 @@ class Reader:
     read: Callable[[bytes], object]
     """Gets a mutated input, which it may first put behind a right checksum."""
     seeds: Sequence[bytes]
-    modules: Sequence[str]
-    """The modules whose lines count, such as ``core/state/blob``."""
 
 
 class TooLongError(BaseException):
@@ -57,15 +53,13 @@ class Found:
     """Inputs that were read without an error."""
     named: int = 0
     """Inputs that were refused by an error of the library."""
-    lines: int = 0
-    corpus: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     """An input in hexadecimal by what went wrong with it: the class of the exception, and where."""
 
     def __str__(self) -> str:
         return (
             f"{self.reader}: {self.inputs:,} inputs, {self.read:,} read, {self.named:,} refused by name, "
-            f"{len(self.faults)} faults; {self.lines} pairs of lines, {self.corpus} inputs kept"
+            f"{len(self.faults)} faults"
         )
 
 
@@ -139,42 +133,6 @@ CHANGES = (_flipped, _numbered, _numbered, _cut, _repeated, _spliced, _retold, _
 # --- running --------------------------------------------------------------------------------------------
 
 
-class Coverage:
-    """Pairs of lines that followed one another in some modules."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._files = tuple(f"{PACKAGE}/{module}.py" for module in modules)
-        self._known: dict[str, bool] = {}
-        self.pairs: set[tuple[str, int, int]] = set()
-
-    @contextmanager
-    def traced(self) -> Iterator[None]:
-        """Note the lines that are run in this block."""
-        sys.settrace(self._called)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        file = frame.f_code.co_filename
-        counts = self._known.get(file)
-        if counts is None:
-            counts = self._known[file] = file.endswith(self._files)
-        if not counts:
-            return None
-        before = frame.f_lineno
-
-        def line(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal before
-            if event == "line":
-                self.pairs.add((file, before, frame.f_lineno))
-                before = frame.f_lineno
-            return line
-
-        return line
-
-
 def limit_memory() -> None:
     """Let this process take no more than `MOST_MEMORY` beyond what it has."""
     taken = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
@@ -196,31 +154,23 @@ def _limited_cpu() -> Iterator[None]:
 
 def fuzz(reader: Reader, seed: int, goes_on: Callable[[int], bool], current: Path) -> Found:
     """Give a reader mutated inputs as long as ``goes_on`` says; ``current`` has the input if the process dies."""
-    draw, found, coverage = random.Random(f"{reader.name} {seed}"), Found(reader.name), Coverage(reader.modules)
-    corpus: list[bytes] = []
+    draw, found = random.Random(f"{reader.name} {seed}"), Found(reader.name)
     with current.open("r+b", buffering=0) as file:
         for seed_input in reader.seeds:
-            _give(reader, seed_input, file, coverage, found)
+            _give(reader, seed_input, file, found)
             assert not found.faults and found.named == 0, f"{reader.name} cannot read its own seed: {found.faults}"
-            corpus.append(seed_input)
         while goes_on(found.inputs):
-            # Half of the inputs are made of the latest that reached something new.
-            parent = draw.choice(corpus if draw.random() < 0.5 else corpus[-8:])
-            data, before = mutated(draw, parent, corpus), len(coverage.pairs)
-            _give(reader, data, file, coverage, found)
-            if len(coverage.pairs) > before:
-                corpus.append(data)
-    found.lines, found.corpus = len(coverage.pairs), len(corpus)
+            _give(reader, mutated(draw, draw.choice(reader.seeds), reader.seeds), file, found)
     return found
 
 
-def _give(reader: Reader, data: bytes, file: Any, coverage: Coverage, found: Found) -> None:
+def _give(reader: Reader, data: bytes, file: Any, found: Found) -> None:
     name = reader.name.encode()
     file.seek(0)
     file.write(struct.pack("<II", len(name), len(data)) + name + data)
     found.inputs += 1
     try:
-        with _limited_cpu(), coverage.traced():
+        with _limited_cpu():
             reader.read(data)
         found.read += 1
     except BugError as error:

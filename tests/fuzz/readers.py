@@ -47,7 +47,6 @@ from tests.support.golden_states import GOLDEN
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 JOB = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
-CORE = "core/state/"
 
 
 # --- states ---------------------------------------------------------------------------------------------
@@ -329,37 +328,30 @@ def _answers() -> list[bytes]:
 def readers() -> list[Reader]:
     """All of them. Some keep a file or a server of their own until the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=os.environ.get("FUZZ_FOLDER")))
-    states, state = _states(), [CORE + name for name in ("blob", "engine_snapshot", "encodings", "table_encoding")]
-    state += [CORE + name for name in ("event_snapshot", "purgatory_snapshot", "payload_schema")]
+    states = _states()
     known = [stream for each in states for stream in _streams(_body(each))]
     streams = b"".join(STREAM.pack(n, len(stream)) for n, stream in enumerate(_streams(_body(states[0]))))
-    log = [CORE + "step_log", CORE + "frame", "core/spec/arrivals"]
     coded = [bytes(frame.read_frame(step_log.MAGIC, 1, step_log.write_entry(Step(5, [b"a" * 90])), "an entry"))]
     head = (DATA / "shard_head_v1.bin").read_bytes()
     heads = [bytes(frame.read_frame(shard_head.MAGIC, shard_head.VERSION, head, "a head"))]
-    staging = [f"spark/sink/staging/{name}" for name in ("staging_folder", "ledger_format", "ledger")]
-    job = [f"job/{name}" for name in ("config_file", "job_config", "source_config", "config_types")]
-    avro = ["job/avro_schemas", "job/kafka_values"]
     schema = json.dumps(AVRO).encode()
     version = json.dumps({"subject": "orders-value", "version": 1, "id": 7, "schema": json.dumps(AVRO)}).encode()
-    warm = ["spark/host/warm_messages"]
     return [
-        Reader("streams of a state", lambda data: _read_state(_state_of_streams(known, data)), [streams], state),
-        Reader("contents of a state", lambda data: _read_state(_state_of(data)), [*map(_contents, states)], state),
-        Reader("entry of a log", partial(_replay_blobs, _blobs()), [PLACES.pack(5, 1, 1, 0) + b"\0\1"], log),
-        Reader("compressed entry", _read_coded, coded, log),
-        Reader("head of a shard", _read_head, heads, [CORE + "shard_head", CORE + "step_log"]),
-        Reader("staging log", _replay_lines, _logs(), staging),
-        Reader("job file", partial(_read_job, folder), [JOB.read_bytes()], job),
+        Reader("streams of a state", lambda data: _read_state(_state_of_streams(known, data)), [streams]),
+        Reader("contents of a state", lambda data: _read_state(_state_of(data)), [*map(_contents, states)]),
+        Reader("entry of a log", partial(_replay_blobs, _blobs()), [PLACES.pack(5, 1, 1, 0) + b"\0\1"]),
+        Reader("compressed entry", _read_coded, coded),
+        Reader("head of a shard", _read_head, heads),
+        Reader("staging log", _replay_lines, _logs()),
+        Reader("job file", partial(_read_job, folder), [JOB.read_bytes()]),
         Reader(
             "--set",
             _set_field,
             [b"output.linger=4 seconds", b"purgatory.criterion={count: 2}", b"purgatory.emit=final"],
-            job,
         ),
-        Reader("Avro schema", partial(_read_schema, folder), [schema], avro),
-        Reader("answers of a registry", _ask_registry(), [b"[1]\n" + version], avro),
-        Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests(), warm),
-        Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers(), warm),
+        Reader("Avro schema", partial(_read_schema, folder), [schema]),
+        Reader("answers of a registry", _ask_registry(), [b"[1]\n" + version]),
+        Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests()),
+        Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers()),
         *export_readers(),
     ]

@@ -70,33 +70,25 @@ def _no_streams(meta: dict) -> None:
 
 CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "segments without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(segments=1 << 40))),
-    "levels without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(wheel_levels=10**9))),
     "texts beyond their characters": ("contents", contents_with(_longer)),
     "bytes in no streams": ("contents", contents_with(_no_streams)),
     "a column less": ("contents", contents_with(lambda meta: meta["arrays"].pop())),
     "an entry of an exabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 60) + data[8:]),
-    "an entry of a gigabyte": ("compressed", lambda data: struct.pack("<Q", 1 << 30) + data[8:]),
     "blobs longer than the entry": ("entry of", lambda data: data[:16] + struct.pack("<Q", 1 << 62) + data[24:]),
     "an entry that ends early": ("entry of", lambda data: data[:-1]),
     "a head that is no object": ("head", lambda _: b"[]"),
-    "a head that is no JSON": ("head", lambda _: b"\xff"),
     "a head with a text for a number": ("head", json_with(log_bytes="many")),
     "a name that is a list": ("staging", lambda _: b'{"format":1,"crc32":0,"entry":[],"body":""}'),
     "lists in lists": ("staging", lambda _: b"[" * 100_000),
     "pieces of different numbers": ("staging", lambda data: data.replace(b'"rows":[3,4]', b'"rows":[3]')),
     "a field in a thousand sections": ("--set", lambda _: b"a." * 1000 + b"b=1"),
     "a schema without fields": ("Avro", lambda _: b'{"type": "record"}'),
-    "a schema in lists": ("Avro", lambda _: b"[" * 100_000),
     "a subject without versions": ("registry", lambda _: b"[]\n"),
-    "versions that are a number": ("registry", lambda _: b"7\n"),
-    "a version that is a list": ("registry", lambda _: b"[1]\n[]"),
     "a version without an id": ("registry", lambda data: data.replace(b'"id"', b'"no"')),
     "a request that is no object": ("request", lambda _: _message(b"[1]")),
-    "a request in lists": ("request", lambda _: _message(b"[" * 100_000)),
     "a request of two gigabytes": ("request", lambda data: struct.pack("!i", (1 << 31) - 1) + data[4:]),
     "a manifest in lists": ("manifest of", lambda _: b"[" * 100_000),
     "a table of endless rows": ("manifest of", lambda data: data.replace(b'"ids": 1', b'"ids": 1e999')),
-    "an error of no class": ("answer", lambda _: _message(b'{"error": "re", "message": ""}')),
     "an error of a class elsewhere": ("answer", lambda _: _message(b'{"error": "NamedTuple", "message": ""}')),
 }
 
@@ -127,23 +119,7 @@ def test_the_fuzzer_sees_a_planted_fault(
     current = tmp_path / "current"
     current.touch()
     seed = b'[1, 2, {"a": 3}]' if planted is _stays else b'{"a": 3}'
-    found = fuzz(Reader("planted", planted, [seed], []), 1, lambda made: made < 40, current)
-    assert any(place.startswith(said) for place in found.faults), found
-
-
-def test_a_memory_limit_and_the_input_of_a_process_that_ended_are_seen(tmp_path: Path) -> None:
-    current = tmp_path / "current"
-    current.touch()
-    program = (
-        "import os, pathlib\n"
-        "from tests.fuzz.fuzzer import *\n"
-        "limit_memory()\n"
-        "def planted(data):\n"
-        "    if data != b'seed': os.abort()\n"
-        "    try: bytearray(2 * MOST_MEMORY)\n"
-        "    except MemoryError: print('no memory', flush=True)\n"
-        f"fuzz(Reader('planted', planted, [b'seed'], []), 1, lambda made: made < 9, pathlib.Path({str(current)!r}))\n"
+    found = fuzz(
+        Reader("planted", planted, [seed]), 1, lambda made: made < (40 if planted is _stays else 1000), current
     )
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (-6, "no memory\n"), ran.stderr
-    assert last_input(current).startswith("planted: ") and last_input(current) != f"planted: {b'seed'.hex()}"
+    assert any(place.startswith(said) for place in found.faults), found

@@ -26,6 +26,7 @@ from spark_purgatory.spark.sink.staging import ledger_format
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import EmptyRun, idle_paths
 from spark_purgatory.spark.sink.table.history import DrainCommit
+from tests.simulation.planted_host import OF_HOST
 from tests.simulation.play import Failure, play
 from tests.simulation.storage import Names
 from tests.simulation.tasks import CALLS
@@ -159,6 +160,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     "an entry of a shard's log is forgotten": entry_forgotten,
     "a micro-batch that waits for room loses its record": record_goes,
     "a note goes on behind rows that replaced it": note_goes_on,
+    **OF_HOST,
 }
 
 

@@ -37,6 +37,18 @@ SEES = {
     "an entry of a shard's log is forgotten": 1,
     "a micro-batch that waits for room loses its record": 429,
     "a note goes on behind rows that replaced it": 182,
+    "a token is given before the commit": 10,
+    "a snapshot is not written": 52,
+    "a snapshot is of the step before": 52,
+    "a snapshot does not begin the log anew": 15,
+    "an entry is not written": 1,
+    "an entry is written over another": 10,
+    "a timer is set once": 1,
+    "the last entry is replayed twice": 22,
+    "a log is replayed from its end": 59,
+    "the last entry is not replayed": 1,
+    "an entry lacks the watermark": 1,
+    "an entry lacks the events of the second task": 76,
 }
 """The first seed that shows a planted fault, if it is not 0; where it shows nothing any more, others are tried."""
 

@@ -9,9 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.engine_memory import MEAN_WAIT, Source
-from benchmarks.engine_memory import SPEC as W
-from benchmarks.workload_w import BATCH_US
 from spark_purgatory.core.arrays.held_bytes import held_bytes, own_memory
 from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -71,26 +68,6 @@ def test_a_restored_engine_lets_its_blob_go() -> None:
     own_memory(restored)
     assert restored.memory_bytes < 0.8 * before
     assert save(restored, 1) == save(engine, 1)
-
-
-def test_an_engine_that_is_many_steps_old_takes_at_most_200_bytes_a_waiting_operation_and_says_so() -> None:
-    steps, waiting = 120, 60_000
-    source = Source(steps // 2 * BATCH_US)
-    size = round(waiting / (steps // 2) / MEAN_WAIT)
-    blobs = [source.step(size) for _ in range(steps)]
-    gc.collect()
-    tracemalloc.start()
-    engine, arrow_before = EventTimePurgatory(W), pa.total_allocated_bytes()
-    most = 0.0
-    for at, step in enumerate(blobs):
-        take_step(engine, step, is_kept=True)
-        taken = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow_before
-        if at >= steps // 2:
-            most = max(most, taken / engine.pending)
-            assert 0.85 * taken < engine.memory_bytes < 1.15 * taken, at
-    tracemalloc.stop()
-    assert abs(engine.pending - waiting) < waiting / 20
-    assert most < 200
 
 
 @pytest.mark.parametrize("share", [slice(None), slice(0, 10)])

@@ -19,7 +19,7 @@ import pytest
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import ENDED, TRANSITIONS, WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
-from spark_purgatory.errors import BugError, EmptyWatchKeysError
+from spark_purgatory.errors import BugError
 from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,102 +112,6 @@ class World:
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def test_one_that_holds_already_completes_and_is_watched_nowhere() -> None:
-    world = World()
-    world.happen("a")
-    assert world.watch("p a 5", "q ab 5") == [True, False]
-    assert (world.completed, world.counts) == (["p"], (2, 1, 1))
-
-
-def test_nothing_completes_until_one_of_its_keys_is_checked() -> None:
-    world = World()
-    world.watch("p ab 9", "q b 9")
-    world.happen("ab")
-    assert (world.completed, world.check("cd")) == ([], [0, 0])
-    assert world.check("a") == [1]
-    assert (world.completed, world.waiting) == (["p"], "q")
-    assert world.counts == (2, 1, 2), "p's entry on b stays until somebody looks there"
-    assert world.check("b") == [1]
-    assert (world.completed, world.counts) == (["p", "q"], (0, 0, 2))
-
-
-def test_a_check_that_finds_nothing_complete_drops_nothing() -> None:
-    world = World()
-    world.watch("p ab 9")
-    world.happen("a")
-    assert (world.check("a"), world.counts) == ([0], (2, 1, 1))
-
-
-def test_a_time_out_does_not_ask_the_criterion() -> None:
-    world = World()
-    world.watch("p a 5")
-    world.happen("a")
-    tried = world.tried
-    assert (world.advance(4), world.advance(1)) == ("", "p")
-    assert (world.completed, world.expired, world.tried) == (["p"], ["p"], tried)
-
-
-def test_one_due_within_the_current_tick_expires_inside_the_call_and_is_answered_with_false() -> None:
-    world = World()
-    assert world.watch("p a 0", "q a -3", "r a 1") == [False, False, False]
-    assert (world.expired, world.waiting, world.counts) == (["p", "q"], "r", (3, 1, 3))
-
-
-def test_a_key_given_twice_is_watched_twice_and_completes_once() -> None:
-    world = World()
-    world.watch("p aa 9")
-    assert world.counts == (2, 1, 1)
-    world.happen("a")
-    assert (world.check("aa"), world.completed, world.counts) == ([1, 0], ["p"], (0, 0, 1))
-
-
-def test_no_watch_keys_are_an_error_that_changes_nothing() -> None:
-    world = World()
-    world.happen("a")
-    with pytest.raises(EmptyWatchKeysError, match="operation 1 of 3 has no watch keys"):
-        world.purgatory.watch(pa.array(["a", "b"]), np.array([0, 1, 1, 2]), np.array([5, 5, 5]))
-    assert (world.counts, world.purgatory.next_row, world.tried, world.completed) == ((0, 0, 0), 0, 0, [])
-
-
-def test_force_completes_whoever_still_waits() -> None:
-    world = World()
-    world.watch("p a 9", "q a 9", "r a 1")
-    world.advance(1)
-    assert world.force("rqp") == [False, True, True]
-    assert world.force("pq") == [False, False]
-    assert (world.completed, world.expired) == (["r", "q", "p"], ["r"])
-
-
-def test_cancelling_a_key_takes_its_list_from_the_timer_and_completes_nobody() -> None:
-    world = World()
-    world.watch("p ab 5", "q a 5", "r aa 5", "s b 5")
-    world.force("q")
-    assert world.cancel("a") == "pqrr", "ended and repeated ones too, in order"
-    assert (world.cancel("a"), world.counts) == ("", (2, 1, 4))
-    assert (world.advance(100), world.waiting) == ("s", "pr")
-    world.happen("ab")
-    assert world.check("b") == [1], "another key still completes it"
-    assert world.force("r") == [True]
-
-
-def test_a_purge_comes_when_more_than_the_interval_have_ended() -> None:
-    world = World(purge_interval=2)
-    world.watch("p ab 9", "q ab 9", "r ab 9", "s ab 9")
-    world.force("pq")
-    world.advance(1)
-    assert world.counts == (8, 2, 4), "2 is not more than 2"
-    world.force("r")
-    world.advance(1)
-    assert world.counts == (2, 1, 1)
-    assert world.cancel("a") == "s"
-
-
-def test_with_the_timer_off_nothing_expires() -> None:
-    world = World(timer_enabled=False)
-    world.watch("p a 0", "q a 5")
-    assert (world.advance(100), world.counts, world.waiting) == ("", (2, 0, 2), "pq")
-
-
 class Moving:
     """Operations that never complete, and whose deadlines are found to be others when they are tried."""
 
@@ -248,16 +152,6 @@ def test_one_rearmed_to_the_past_expires_at_the_next_advance_and_not_before() ->
     world.rearm("p", -2)
     assert (world.expired, world.counts) == (["r"], (3, 2, 3))
     assert (world.advance(1), world.advance(1)) == ("p", "")
-
-
-def test_one_rearmed_and_then_completed_does_not_expire() -> None:
-    world = World()
-    world.watch("p a 5")
-    world.rearm("p", 3)
-    world.rearm("p", 5)
-    world.happen("a")
-    world.check("a")
-    assert (world.advance(50), world.completed, world.expired) == ("", ["p"], [])
 
 
 def test_every_pair_that_is_no_transition_changes_nothing() -> None:
@@ -433,11 +327,6 @@ def random_actions(rng: random.Random, soonest: int) -> list[tuple[Any, ...]]:
     return actions
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_larger_world_is_what_lists_make_of_it(seed: int) -> None:
-    play(random_actions(random.Random(seed), soonest=1), purge_interval=3)
-
-
 # --- batches --------------------------------------------------------------------------------------
 
 
@@ -470,13 +359,6 @@ def test_the_order_of_completion_within_a_batch_of_checks_is_that_of_the_keys_an
     assert (world.check("abab"), world.completed) == ([2, 2, 0, 0], ["q", "r", "p", "s"])
 
 
-def test_an_operation_counts_for_the_first_key_that_met_it_not_for_the_first_that_it_watches() -> None:
-    world = World()
-    world.watch("p ab 9", "q a 9")
-    world.happen("ab")
-    assert (world.check("ba"), world.completed) == ([1, 1], ["p", "q"])
-
-
 # --- compacting -----------------------------------------------------------------------------------
 
 
@@ -500,19 +382,6 @@ def test_compacting_changes_nothing_that_happens_later(seed: int) -> None:
             assert "".join(compacted.names) == compacted.waiting, where
             assert compacted.purgatory.next_row == len(compacted.waiting), where
     assert times, f"seed {seed}: never compacted"
-
-
-def test_compacting_says_which_number_each_row_has_now() -> None:
-    world = World()
-    world.watch("p ab 9", "q b 9", "r a 9", "s ba 9")
-    world.force("pr")
-    assert world.purgatory.compact().tolist() == [-1, 0, -1, 1]
-    world.names = ["q", "s"]
-    assert world.counts == (3, 2, 2)
-    assert len(world.purgatory.watchers.index) == 3, "what is on no list is in no index either"
-    assert world.cancel("b") == "qs"
-    assert world.purgatory.compact().tolist() == [0, 1]
-    assert len(world.purgatory.watchers.index) == 1
 
 
 def test_compacting_nothing_and_everything_leaves_a_purgatory_that_works() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import socket
 import stat
 import struct
 import subprocess
@@ -136,22 +134,6 @@ def test_a_worker_asks_itself_without_a_socket(worker: Make) -> None:
     assert holder._clients == {}
 
 
-def test_an_answer_may_be_empty(worker: Make) -> None:
-    holder, asker = worker(), worker()
-    hold(holder, "a")
-    answer = asker.ask(holder.address, request(Step(2)))
-    assert answer is not None
-    assert (answer.outcomes, answer.snapshot, answer.due_ms) == (None, None, 20)
-
-
-def test_several_blobs_of_each_side_arrive_in_order(worker: Make) -> None:
-    holder, asker = worker(), worker()
-    hold(holder, "a")
-    two = [operations("b").operations[0], operations("c").operations[0]]
-    step = Step(2, two, [events("c").events[0], events("a").events[0]])
-    assert completed(asker.ask(holder.address, request(step))) == ["a", "c"]
-
-
 def test_each_step_has_the_token_of_the_one_before(worker: Make) -> None:
     holder, asker = worker(), worker()
     hold(holder, "a", "b", "c")
@@ -175,14 +157,6 @@ def test_an_engine_in_another_state_is_a_miss_and_is_dropped(worker: Make, local
     assert (found is not None) == ("shard_id" in wrong)
 
 
-def test_a_repeated_step_finds_no_engine(worker: Make) -> None:
-    holder, asker = worker(), worker()
-    hold(holder, "a", "b")
-    assert asker.ask(holder.address, request(events("a"))) is not None
-    assert asker.ask(holder.address, request(events("a"), next_token="t2")) is None
-    assert len(holder) == 0
-
-
 def test_nobody_is_asked_where_there_is_no_holder(worker: Make, folder: Path) -> None:
     asker = worker()
     assert asker.ask("", request(events("a"))) is None
@@ -199,19 +173,6 @@ def test_a_holder_that_ends_is_a_miss_before_and_after_the_first_question(worker
     assert asker._clients == {}
     assert hold(asker, "b")
     assert completed(other.ask(asker.address, request(events("b")))) == ["b"]
-
-
-def test_a_holder_that_is_killed_while_it_steps_is_a_miss(folder: Path, worker: Make) -> None:
-    """A process of its own, ended in the middle of a step."""
-    child = (
-        "import os, sys, time; from pathlib import Path; from spark_purgatory.spark.host import warm_engines as w\n"
-        "w.WarmEngines.step = lambda *_: os.kill(os.getpid(), 9)\n"
-        f"print(w.WarmEngines(Path({str(folder)!r})).address, flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert worker().ask(process.stdout.readline().strip(), request(events("a"))) is None
-        assert process.wait(30) == -9
 
 
 def test_a_holder_that_does_not_answer_counts_as_lost(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,34 +297,6 @@ def test_of_two_that_ask_for_one_step_at_once_one_is_answered(worker: Make) -> N
         assert len(holder) == 0, "which of the two is committed is not known"
 
 
-def test_two_askers_step_two_engines_of_one_holder_at_once(worker: Make) -> None:
-    inside = threading.Barrier(2)
-
-    class Meeting(SizedEngine):
-        def step(self, *given: Any) -> Any:
-            if given[1] is not None:
-                inside.wait(30)  # broken unless the other engine is stepped meanwhile
-            return super().step(*given)
-
-    holder, askers = worker(), [worker(), worker()]
-    for at in range(2):
-        first = request(operations("a", "b"), "", "t0", shard_id=f"s{at}")
-        engine = Meeting(SPEC)
-        step_engine(engine, first, "")
-        assert holder.keep(first, engine, 100)
-    found: dict[int, list[str]] = {}
-
-    def ask(at: int) -> None:
-        found[at] = completed(askers[at].ask(holder.address, request(events("ab"[at]), shard_id=f"s{at}")))
-
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found == {0: ["a"], 1: ["b"]}
-
-
 # --- room ---------------------------------------------------------------------------------------------
 
 
@@ -384,33 +317,12 @@ def test_the_budget_is_of_all_workers_of_a_folder(worker: Make, caplog: pytest.L
     assert len(caplog.records) == 2, "each worker says it once"
 
 
-def test_a_budget_of_another_query_is_its_own(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a", "b", shard_id="1", max_warm_bytes=200)
-    assert not hold(holder, "c", shard_id="2", max_warm_bytes=299)
-    assert hold(holder, "c", shard_id="2", max_warm_bytes=300)
-
-
-def test_a_shard_that_is_held_anew_takes_its_own_room(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a", "b", max_warm_bytes=200)
-    assert hold(holder, "c", "d", max_warm_bytes=200)
-    assert completed(holder.ask(holder.address, request(events("c")))) == ["c"]
-
-
 def test_a_worker_that_ends_gives_its_room_back(worker: Make) -> None:
     first, second = worker(), worker()
     assert hold(first, "a", "b", max_warm_bytes=200)
     assert not hold(second, "c", shard_id="2", max_warm_bytes=200)
     first.close()
     assert hold(second, "c", shard_id="2", max_warm_bytes=200)
-
-
-def test_an_engine_that_shrinks_gives_its_room_back(worker: Make) -> None:
-    first, second = worker(), worker()
-    assert hold(first, "a", "b", max_warm_bytes=200)
-    assert second.ask(first.address, request(events("a", "b"))) is not None
-    assert hold(second, "c", "d", shard_id="2", max_warm_bytes=200)
 
 
 @pytest.mark.parametrize("how", ["another token", "step fails", "held anew without room"])
@@ -453,16 +365,6 @@ def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Ma
     assert not hold(holder, "b", shard_id="6", max_warm_bytes=300)
 
 
-def test_a_stale_engine_that_is_stepped_just_now_stays(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a", shard_id="1", max_warm_bytes=100)
-    held = holder._kept["1"]
-    held.asked_at -= 2 * STALE_SECONDS
-    with held.lock:
-        assert not hold(holder, "b", shard_id="2", max_warm_bytes=100)
-    assert hold(holder, "b", shard_id="2", max_warm_bytes=100)
-
-
 # --- the folder ---------------------------------------------------------------------------------------
 
 
@@ -483,35 +385,6 @@ def test_an_address_that_is_too_long_is_said_and_nothing_is_held(
     assert not hold(alone, "b")
     [said] = [record.getMessage() for record in caplog.records]
     assert "is too long a path for a socket: no engine is kept in memory; set TMPDIR" in said
-
-
-def test_the_longest_address_works(folder: Path, worker: Make) -> None:
-    name = "y" * (LONGEST_ADDRESS - len(str(folder)) - len("/.socket"))
-    holder = worker(name)
-    assert len(holder.address) == LONGEST_ADDRESS
-    assert hold(holder, "a")
-    assert completed(worker().ask(holder.address, request(events("a")))) == ["a"]
-
-
-def test_a_folder_that_is_gone_is_said_and_nothing_is_held(
-    folder: Path, worker: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    alone = worker(where=folder / "gone")
-    assert not hold(alone, "a")
-    assert "cannot open a socket at" in caplog.text
-
-
-def test_a_folder_that_goes_away_takes_only_the_account_of_room(
-    worker: Make, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    gone = folder / "gone"
-    gone.mkdir()
-    holder = worker(where=gone)
-    assert hold(holder, "a")
-    gone.rename(folder / "moved")
-    assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
-    (folder / "moved").rename(gone)
-    assert caplog.records == []
 
 
 def test_a_full_disk_takes_only_the_account_of_room_and_is_said_once(
@@ -584,15 +457,6 @@ def test_files_of_dead_workers_and_folders_of_dead_executors_are_removed(base: P
     assert sorted(each.name for each in base.iterdir()) == sorted(["notes", of_another_container.name, OWN_FOLDER])
 
 
-def test_the_room_of_dead_workers_and_notes_that_say_nothing_do_not_count(folder: Path, worker: Make) -> None:
-    (folder / f"{ended_process()}-1.size").write_bytes(struct.pack("<q", 1 << 40))
-    (folder / f"{os.getpid()}-half.size").write_bytes(b"\1")
-    (folder / "no number.size").write_bytes(struct.pack("<q", 1 << 40))
-    assert hold(worker(), "a", max_warm_bytes=100)
-    (folder / f"{os.getpid()}-alive.size").write_bytes(struct.pack("<q", 1))
-    assert not hold(worker(), "b", shard_id="2", max_warm_bytes=200)
-
-
 def test_a_closed_worker_leaves_no_file_and_no_thread(folder: Path, worker: Make) -> None:
     before = threading.active_count()
     holder, asker = worker(), worker()
@@ -607,14 +471,6 @@ def test_a_closed_worker_leaves_no_file_and_no_thread(folder: Path, worker: Make
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_nothing_is_logged_where_all_goes_well(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        holder, asker = worker(), worker()
-        hold(holder, "a")
-        asker.ask(holder.address, request(events("a")))
-    assert caplog.records == []
 
 
 # --- what goes, goes at once --------------------------------------------------------------------------
@@ -666,38 +522,6 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
         gc.unfreeze()
 
 
-def test_what_was_not_asked_for_in_a_long_time_goes_when_another_engine_is_stepped(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a", shard_id="1")
-    assert hold(holder, "b", shard_id="2")
-    holder._kept["1"].asked_at -= FORGOTTEN_SECONDS + 10
-    assert holder.step(request(Step(2), shard_id="2")) is not None
-    assert list(holder._kept) == ["2"]
-
-
-def test_a_stale_engine_goes_before_one_that_has_just_grown(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a", shard_id="1", max_warm_bytes=300)
-    assert hold(holder, "b", shard_id="2", max_warm_bytes=300)
-    holder._kept["1"].asked_at -= STALE_SECONDS + 10
-    answer = holder.step(request(operations("c", "d"), shard_id="2", max_warm_bytes=300))
-    assert answer is not None and answer.holder == holder.address
-    assert list(holder._kept) == ["2"]
-
-
-def test_an_engine_that_is_dropped_while_another_waits_for_it_is_a_miss(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a")
-    held = holder._kept["s"]
-    found: list[Answer | None] = []
-    with held.lock:
-        waits = threading.Thread(target=lambda: found.append(holder.step(request(events("a")))))
-        waits.start()
-        held.release()
-    waits.join(30)
-    assert found == [None]
-
-
 def test_nothing_of_a_request_is_kept_until_the_next_one(worker: Make, no_garbage_collector: None) -> None:
     seen: list[weakref.ref[Any]] = []
 
@@ -724,18 +548,6 @@ def test_only_living_workers_of_the_same_user_and_container_are_asked(folder: Pa
     assert not is_neighbour(str(folder / "7-101" / f"{ended_process()}-ab.socket"), mine)
     assert not is_neighbour(str(folder / "8-101" / f"{os.getpid()}-ab.socket"), mine)
     assert not is_neighbour(str(folder / "else" / "7-101" / f"{os.getpid()}-ab.socket"), mine)
-
-
-def test_a_worker_that_is_stopped_is_given_up(folder: Path) -> None:
-    """It accepts, for the system does that, and neither reads nor answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
-        deaf.bind(str(folder / "deaf.socket"))
-        deaf.listen(1)
-        connection = connect(str(folder / "deaf.socket"), 0.2)
-        with connection, pytest.raises(OSError):
-            connection.send_bytes(b"x" * (64 << 20))
-        with connect(str(folder / "deaf.socket"), 0.2) as connection, pytest.raises(OSError):
-            connection.recv_bytes()
 
 
 def test_a_forked_child_does_not_keep_the_sockets_of_its_parent(folder: Path) -> None:
@@ -767,29 +579,6 @@ def test_a_forked_child_does_not_keep_the_sockets_of_its_parent(folder: Path) ->
     server.close()
     os.close(read)
     os.close(write)
-
-
-def test_two_workers_that_look_for_room_at_once_do_not_both_take_the_last(worker: Make) -> None:
-    for _ in range(10):
-        workers, ready, found = [worker(), worker()], threading.Barrier(2), dict[int, bool]()
-
-        def take(
-            at: int,
-            workers: list[WarmEngines] = workers,
-            ready: threading.Barrier = ready,
-            found: dict[int, bool] = found,
-        ) -> None:
-            ready.wait(10)
-            found[at] = hold(workers[at], "a", "b", shard_id=str(at), max_warm_bytes=300)
-
-        threads = [threading.Thread(target=take, args=(at,)) for at in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert sorted(found.values()) == [False, True]
-        for each in workers:
-            each.close()
 
 
 def test_a_flood_of_connections_is_stopped_and_those_that_were_there_are_answered(folder: Path) -> None:

@@ -145,16 +145,6 @@ def test_a_worker_gives_back_what_lies_free_beside_its_engines() -> None:
     assert megabytes_left() < 50
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-def test_a_worker_keeps_what_its_engines_may_need_next() -> None:
-    assert megabytes_left(held="[900 << 20]") > 150
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-def test_the_switch_leaves_freed_memory_as_well() -> None:
-    assert megabytes_left("import os; os.environ['SPARK_PURGATORY_TUNE_WORKERS'] = '0'") > 150
-
-
 TASKS = """
 from spark_purgatory.spark.host import worker
 worker.prepare_worker()
@@ -186,22 +176,3 @@ def test_what_one_large_task_left_is_given_back_and_what_each_task_needs_is_kept
     megabytes = [int(line) for line in output.split()]
     assert megabytes[0] > 150
     assert least <= megabytes[-1] < most
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-def test_giving_back_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    calls = []
-
-    def trim(_: int) -> None:
-        calls.append(now[0])
-        now[0] += 0.5
-
-    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(worker, "_resident_bytes", lambda: 1 << 30)
-    trimmer = worker._Trimmer()
-    trimmer._trim, trimmer._least = trim, 0
-    for _ in range(100):
-        trimmer.trim(0)
-        now[0] += 1
-    assert calls == [100.0, 150.5]
