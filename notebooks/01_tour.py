@@ -5,9 +5,6 @@
 # MAGIC Each order is an *operation* that waits for a payment until its deadline. Payments are *events*. The purgatory
 # MAGIC gives every order exactly one outcome. This notebook streams two hours of orders and payments, and writes the
 # MAGIC outcomes into a Delta table.
-# MAGIC
-# MAGIC On Databricks, install the library first (`%pip install` of its wheel), and give the widget `folder` a folder
-# MAGIC of a volume.
 
 # COMMAND ----------
 
