@@ -41,7 +41,7 @@ SEARCH_BOOST = {
     "Notebooks": 0.4,
     "How it works": 3,
     "Something looks wrong": 2,
-    "Criteria": 2.5,
+    "Criteria, deadlines": 2.5,
     "Upgrade, change a query": 1.5,
     "From Kafka topics": 3,
     "Kafka's classes": 0.3,

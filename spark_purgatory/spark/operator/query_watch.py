@@ -39,9 +39,8 @@ STUCK = (
 )
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "
-    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer delay (watermark=). For "
-    "an input with outcomes_of=, which the query's watermark precedes by its delay, it is the time that the watermark "
-    "moves in one micro-batch%s"
+    "wrongly: an operation is EXPIRED although its event exists. Give the late input a longer delay (watermark=). An "
+    "input with outcomes_of= needs at least the event time that one micro-batch spans%s"
 )
 REJECTED_SHARE = 0.9
 REJECTED = (

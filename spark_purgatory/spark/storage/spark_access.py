@@ -74,8 +74,8 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change settings for a query that starts in the block. It keeps them, because it runs in a clone of the session.
 
-    Settings that the session has set, or refuses to set, stay as they are, except the format of a checkpoint. Queries
-    start one after the other, so that none gets the settings of another.
+    A setting that the user has made, or that Spark does not let a session change, stays as it is. Only the format of
+    the checkpoint is always set. Queries start one after the other, so that none gets the settings of another.
     """
     with _starting:
         free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or _is_free(spark, name, value)}

@@ -210,8 +210,8 @@ def read_files(
     """Return the rows of new files: task n has the rows of ``files[n]``, in the order in which they were staged.
 
     Every staged file is read once, and a shuffle brings each row to its task. All pieces of a table partition belong to
-    one new file. Delta sorts by the partition's columns anyway. Folders and files sort by micro-batch, then task;
-    epochs do not.
+    one new file. Rows are sorted by the partition's columns, as Delta does anyway, then by folder and file, whose names
+    are in the order of micro-batches and tasks. The names of epochs are not, and are left out.
     """
     names = hash_names(schema.names)
     pieces = [piece for file in files for piece in file]

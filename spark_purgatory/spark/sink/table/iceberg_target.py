@@ -228,8 +228,8 @@ class IcebergTarget(Target):
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
         """Move the branch to the last drain's snapshot, which then does not expire.
 
-        An earlier run that wrote it may live on and pick it again. Then the parent is kept, and the snapshot expires no
-        later than the ancestors by which Iceberg knows that it was picked.
+        If an earlier run wrote the snapshot, it may still be alive and pick it again. The branch then moves to the
+        parent, so that the snapshot expires no later than the ancestors from which Iceberg knows that it was picked.
         """
         try:
             history = self.history(spark)
