@@ -43,7 +43,7 @@ test: java $(STAMP) ## Lint, types and the tests that belong to every change: 6 
 test-only: java $(STAMP) ## The tests of `make test`; PYTEST_ARGS=tests/unit/test_engine.py: those alone, in seconds
 	$(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS) --durations 15 $(PYTEST_ARGS)
 
-test-all: java promtool $(STAMP) ## All other tests, job by job, with what each took; JOBS="spark pages" runs these
+test-all: java promtool $(STAMP) ## All other tests, job by job, with what each took; JOBS="test-spark test-pages": these
 	@$(BIN)/python -m tests.jobs $(JOBS)
 
 # The jobs of test-all.
@@ -123,7 +123,7 @@ fuzz: $(STAMP) ## Changed inputs for every reader of bytes: make fuzz MINUTES=60
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
-	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
+	$(MAKE) test-only MARKS="spark and not slow and not long" WORKERS="$(FILES_APART)" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
 
 test-iceberg: java $(STAMP) ## The sink on real Iceberg tables, on Spark 4.1; PYTEST_ARGS="--spark 4.0" on 4.0
 	@$(BIN)/python -m tests.iceberg $(PYTEST_ARGS)
