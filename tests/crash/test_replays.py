@@ -1,6 +1,6 @@
 """A micro-batch that is run again may be another one; each operation has one outcome all the same.
 
-Three scenes end with a real kill. The series ends micro-batches with an error at every failpoint of the sink, and each
+A scene ends with a real kill. The series ends micro-batches with an error at every failpoint of the sink, and each
 restart differs from the run before it in the order of rows, in partitions, in the time-out or in the engine's steps.
 """
 
@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import count, cycle, product
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
-from tests.support.crash_child import BUGS, kill_at, session
-from tests.support.now_and_then import now_and_then
+from tests.support.crash_child import kill_at, session
 from tests.support.replays import Died, Replays, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,12 +36,8 @@ SETTINGS = (
     Settings(order=2, partitions=2, steps=Settings().steps + 1),
     Settings(timeout="45 minutes", order=3, partitions=4),
 )
-SCENES = {
-    "order, partitions and time-out differ": Settings(timeout="60 minutes", order=5, partitions=4),
-    "the rows come in another order": Settings(order=1),
-    "the rows come in other partitions": Settings(order=5, partitions=4),
-    "the time-out is another one": Settings(timeout="60 minutes"),
-}
+DIFFERS = Settings(timeout="60 minutes", order=5, partitions=4)
+"""From `Settings()` in the order of rows, in partitions and in the time-out."""
 
 
 def scene(spark: SparkSession, folder: Path, host: str) -> Replays:
@@ -56,13 +50,11 @@ def scene(spark: SparkSession, folder: Path, host: str) -> Replays:
 
 
 def main() -> None:
-    """The run that is killed: ``python -m tests.crash.test_replays FOLDER HOST[,HOST] FAILPOINT [BUG]``.
+    """The run that is killed: ``python -m tests.crash.test_replays FOLDER HOST[,HOST] FAILPOINT``.
 
     With several hosts, the queries before the last one stand at the failpoint when the process is killed.
     """
-    folder, hosts, failpoint, *bugs = sys.argv[1:]
-    for bug in bugs:
-        BUGS[bug][0](setattr)
+    folder, hosts, failpoint = sys.argv[1:]
     spark = session(Path(folder))
     *others, last = hosts.split(",")
     for host in others:
@@ -81,9 +73,9 @@ def main() -> None:
     replays.run(Settings())
 
 
-def kill(folder: Path, hosts: Sequence[str], *bugs: str) -> Path:
-    """Run the scene on each host, and kill all as they return from micro-batch 0, with bugs planted in them."""
-    command = [sys.executable, "-m", "tests.crash.test_replays", str(folder), ",".join(hosts), "before return", *bugs]
+def kill(folder: Path, hosts: Sequence[str]) -> Path:
+    """Run the scene on each host, and kill all as they return from micro-batch 0."""
+    command = [sys.executable, "-m", "tests.crash.test_replays", str(folder), ",".join(hosts), "before return"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
@@ -102,19 +94,18 @@ def left(spark: SparkSession, folder: Path, again: Path, host: str) -> Replays:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder for each name, in which the scene was killed on both hosts."""
-    return cache(lambda name: kill(tmp_path_factory.mktemp("killed"), HOSTS))
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the scene was killed on both hosts."""
+    return kill(tmp_path_factory.mktemp("killed"), HOSTS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", [next(iter(SCENES)), *now_and_then(*list(SCENES)[1:])])
 def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
-    spark: SparkSession, tmp_path: Path, killed: Callable[[str], Path], host: str, name: str
+    spark: SparkSession, tmp_path: Path, killed: Path, host: str
 ) -> None:
     """A second crash, in micro-batch 1, leaves what Spark has stored of the replay, and not what it had in memory."""
-    replays, begun = left(spark, killed(name), tmp_path, host), count()
+    replays, begun = left(spark, killed, tmp_path, host), count()
 
     def hook(reached: str) -> None:
         if reached == "before stage" and next(begun) == 1:
@@ -122,10 +113,10 @@ def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
 
     failpoints.hook = hook
     with pytest.raises((StreamingQueryException, Died), match="before stage"):
-        replays.run(SCENES[name])
+        replays.run(DIFFERS)
     failpoints.hook = None
-    replays.run(SCENES[name])
-    replays.end(SCENES[name])
+    replays.run(DIFFERS)
+    replays.end(DIFFERS)
     assert replays.wrong() == ""
 
 
@@ -167,14 +158,6 @@ def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_not
     print(f"{host}, {emit}, {options}: {crashed} crashes, {refused} stopped by name, {replays.rows} rows")
     assert replays.wrong() == ""
     assert crashed >= crashes * 0.6
-
-
-@pytest.mark.slow
-def test_the_scenes_see_a_drain_of_what_spark_has_not_committed(spark: SparkSession, tmp_path: Path) -> None:
-    bug = "a drain takes what Spark has not committed"
-    replays = left(spark, kill(tmp_path, HOSTS[:1], bug), tmp_path / "again", HOSTS[0])
-    with pytest.raises(StreamingQueryException, match=r"runs micro-batch 0 again, but drain \d+ has brought"):
-        replays.run(Settings(timeout="60 minutes"))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ from tests.support.sink_streams import Stream, every
 BATCHES = 3
 LENIENT = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
 """Settings of a session that have damaged files skipped: the sink's own reads must not follow them."""
-FEW_FLIPS, MANY_FLIPS = 4, 420
-"""Trials a commit, and in `make crash`."""
 
 
 @dataclass(frozen=True)
@@ -172,23 +170,15 @@ def test_every_file_emptied_cut_or_removed_is_named(staged: Staged, session: Non
                 assert staged.delivered() == "StagingError", (damage, number)
 
 
-@pytest.mark.long
-def test_a_flipped_bit_of_a_footer_or_index_costs_no_row(staged: Staged) -> None:
-    _flip(staged, FEW_FLIPS, seed=1)
-
-
-@pytest.mark.slow
-def test_many_flipped_bits_of_footers_and_indexes_cost_no_row(staged: Staged) -> None:
-    _flip(staged, MANY_FLIPS, seed=2)
-
-
-def _flip(staged: Staged, trials: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("trials", "seed"), [pytest.param(4, 1, marks=pytest.mark.long), pytest.param(420, 2, marks=pytest.mark.slow)]
+)
+def test_a_flipped_bit_of_a_footer_or_index_costs_no_row(staged: Staged, trials: int, seed: int) -> None:
     rng = random.Random(seed)
     wrong = {}
     for number in range(trials):
         bit = rng.randrange(1 << 30)
-        found = staged.trial(flip(bit), number, keeps_checksum=False)
-        if found:
+        if found := staged.trial(flip(bit), number, keeps_checksum=False):
             wrong[(number, bit)] = found
     print(f"{trials} flipped bits, seed {seed}: {len(wrong)} not named")
     assert not wrong

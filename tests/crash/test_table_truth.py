@@ -71,17 +71,15 @@ def by_name(spark: SparkSession, folder: Path, name: str) -> Stream:
     return Stream(spark, folder, RecordAccumulator(table=name, partition_by=["part"]))
 
 
-def test_a_table_by_name_through_the_ends_of_runs_around_a_commit(spark: SparkSession, tmp_path: Path) -> None:
-    stream = by_name(spark, tmp_path, "cut_few")
-    cut_in_turn(stream, ("after intend", "after commit"))
-    spark.sql("DROP TABLE cut_few")
-
-
-@pytest.mark.slow
-def test_a_table_by_name_through_the_ends_of_runs_at_every_failpoint(spark: SparkSession, tmp_path: Path) -> None:
-    stream = by_name(spark, tmp_path, "cut_often")
-    cut_in_turn(stream, FAILPOINTS)
-    spark.sql("DROP TABLE cut_often")
+@pytest.mark.parametrize(
+    "points",
+    [("after intend", "after commit"), pytest.param(FAILPOINTS, marks=pytest.mark.slow)],
+    ids=["around a commit", "at every failpoint"],
+)
+def test_a_table_by_name_through_the_ends_of_runs(spark: SparkSession, tmp_path: Path, points: Sequence[str]) -> None:
+    stream = by_name(spark, tmp_path, "cut")
+    cut_in_turn(stream, points)
+    spark.sql("DROP TABLE cut")
 
 
 def managed(spark: SparkSession, folder: Path, name: str) -> Stream:
@@ -90,23 +88,14 @@ def managed(spark: SparkSession, folder: Path, name: str) -> Stream:
     return stream
 
 
-@pytest.mark.long
-def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_around_a_commit(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    stream = managed(spark, tmp_path, "kept_few")
-    cut_in_turn(stream, ("after intend", "after commit"))
-    version = spark.sql("DESCRIBE HISTORY kept_few LIMIT 1").first()["version"]
-    assert published(stream.folder / "table") < version, "the last commits are not in the table's log"
-    spark.sql("DROP TABLE kept_few")
-
-
 @pytest.mark.slow
 def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_at_every_failpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     stream = managed(spark, tmp_path, "kept_often")
     cut_in_turn(stream, FAILPOINTS)
+    version = spark.sql("DESCRIBE HISTORY kept_often LIMIT 1").first()["version"]
+    assert published(stream.folder / "table") < version, "the last commits are not in the table's log"
     spark.sql("RESTORE TABLE kept_often TO VERSION AS OF 1")
     with pytest.raises(Exception, match=r"TableLostError: .* was restored to version 1"):
         stream.add(1).run(stream.rows())

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
@@ -28,55 +27,6 @@ from tests.support.streams import Landing
 def statuses(outcomes: list[dict[str, Any]]) -> dict[str, str]:
     assert len({o["id"] for o in outcomes}) == len(outcomes), "an operation has more than one outcome"
     return {o["id"]: o["status"] for o in outcomes}
-
-
-def every_type(spark: SparkSession) -> DataFrame:
-    """Operations whose payload holds every type that a table may have, with values at the ends of their ranges."""
-    return spark.sql("""
-        select id, id as order_key, timestamp'2024-05-01 12:00:00' as created, * except (id) from values
-        ('a', 9223372036854775807, -128Y, cast('12345678901234567890.123456789012345678' as decimal(38,18)), true,
-         timestamp'9999-12-31 23:59:59.999999', timestamp_ntz'1582-10-15 00:00:00', date'0001-01-01',
-         X'00ff80', named_struct('x', 1, 'y', array('p', null)), map('k', 1.5D), '', float('nan'),
-         interval '3 04:05:06.789' day to second, array(named_struct('d', date'9999-12-31'))),
-        ('b', null, null, null, null, null, null, null, null, null, null, null, null, null, null),
-        ('c', -9223372036854775808, 127Y, cast('-0.000000000000000001' as decimal(38,18)), false,
-         timestamp'1582-10-15 00:00:00', timestamp_ntz'9999-12-31 23:59:59.999999', date'9999-12-31',
-         X'', named_struct('x', null, 'y', array()), map(), 'zażółć 😀', float('-infinity'),
-         interval '-1' second, array())
-        as t(id, long, tiny, dec, flag, far, ntz, day, bytes, nested, dictionary, text, real, span, list)
-    """)
-
-
-def test_every_type_of_payload_survives_in_batch_and_stream(spark: SparkSession, tmp_path: Path) -> None:
-    # Written and read again, so that every field, nested ones too, may be null on both sides of the comparison.
-    every_type(spark).write.parquet(str(tmp_path / "operations"))
-    operations = spark.read.parquet(str(tmp_path / "operations"))
-    events = spark.sql("select 'a' as key, timestamp'2024-05-01 12:10:00' as time")
-    decide = Purgatory(
-        operations=Operations(
-            id="id", keys="order_key", created="created", timeout="30 minutes", watermark="0 seconds"
-        ),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
-        shards=2,
-    )
-    outcomes = decide.resolve(operations, events)
-    # Ordered by id here: chispa sorts by every column, and Spark cannot sort maps.
-    by_id = outcomes.select(*operations.columns).orderBy("id")
-    assert_df_equality(by_id, operations.orderBy("id"), allow_nan_equality=True)
-    events.write.parquet(str(tmp_path / "events"))
-    streamed = decide.resolve(
-        spark.readStream.schema(operations.schema).parquet(str(tmp_path / "operations")),
-        spark.readStream.schema(events.schema).parquet(str(tmp_path / "events")),
-    )
-    out = str(tmp_path / "out")
-    streamed.writeStream.format("parquet").option("path", out).option(
-        "checkpointLocation", out + "-checkpoint"
-    ).trigger(availableNow=True).start().awaitTermination()
-    written = spark.read.schema(streamed.schema).parquet(out)
-    done = operations.where("id = 'a'")
-    assert_df_equality(written.select(*operations.columns), done, allow_nan_equality=True)
-    assert [row.status for row in written.collect()] == ["COMPLETED"]
 
 
 def test_outcomes_have_the_columns_and_types_that_the_specification_names(spark: SparkSession, tmp_path: Path) -> None:
@@ -165,15 +115,6 @@ def test_a_far_future_time_is_rejected_and_moves_no_watermark(spark: SparkSessio
     assert outcomes["wrong"]["status"] == "REJECTED"
     assert "max_future" in outcomes["wrong"]["reason"]
     assert {name: o["status"] for name, o in outcomes.items()} == {"wrong": "REJECTED", "a": "COMPLETED"}
-
-
-def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    setting = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(setting, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-    try:
-        test_a_restart_continues_where_the_stream_stopped(spark, tmp_path)
-    finally:
-        spark.conf.unset(setting)
 
 
 def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:

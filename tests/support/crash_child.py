@@ -1,7 +1,7 @@
 """One run of a stream that kills itself: ``python -m tests.support.crash_child FOLDER [options]``.
 
-``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--bug NAME`` plants a protocol bug,
-``--by-name`` writes to a table by name, in a metastore that outlives the process.
+``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--by-name`` writes to a table by
+name, in a metastore that outlives the process.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging import ledger_format, staged_files
+from spark_purgatory.spark.sink.staging import ledger_format
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
-from spark_purgatory.spark.sink.staging.pieces import Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 
@@ -126,20 +125,6 @@ def _uncommitted_rows_go(patch: Callable[[Any, str, Any], None]) -> None:
     patch(sender, "apply", trusting)
 
 
-def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
-    """A replayed micro-batch is added to what is in its folder."""
-    mode = DataFrameWriter.mode
-
-    def adding(self: DataFrameWriter, wanted: str | None) -> DataFrameWriter:
-        return mode(self, "append" if wanted == "overwrite" else wanted)
-
-    patch(DataFrameWriter, "mode", adding)
-    patch(Run, "batch_name", lambda self, batch_id: f"batch={batch_id:020d}-0-0")
-    # Its record would tell: rows are added to those that it counts.
-    patch(Ledger, "_complete", lambda self, folders, empty: next(iter(folders.values())))
-    patch(staged_files, "check_one_writer", lambda pieces, folder: None)
-
-
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     """What was staged since the last intent counts in memory alone."""
 
@@ -231,25 +216,17 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     patch(Ledger, "take", forgetful)
 
 
-def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
-    """The app id changes with every run, and a lost record is not missed."""
-    patch(spark_actions, "app_id_of", lambda spark, checkpoint: f"spark_purgatory/{os.getpid()}")
-    _no_judge(patch)
-
-
-BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
-    "a drain takes what Spark has not committed": (_uncommitted_rows_go, "before return"),
-    "a replay adds to its folder": (_folders_grow, "after stage"),
-    "staged folders are forgotten": (_folders_forgotten, "after return"),
-    "a half-written folder counts": (_no_overwrite_of_half, "in stage"),
-    "no intent": (_no_intent, "after commit"),
-    "clean-up before the commit": (_clean_up_first, "before commit"),
-    "an open intent is taken as committed": (_no_open_intent, "after intend"),
-    "an open intent is taken as not committed": (_always_redo, "after commit"),
-    "an intent forgets what it leaves": (_all_left_forgotten, "after clean up"),
-    "the app id is the run's": (_app_id_of_the_run, "after commit"),
+BUGS: dict[str, Callable[[Callable[[Any, str, Any], None]], None]] = {
+    "a drain takes what Spark has not committed": _uncommitted_rows_go,
+    "staged folders are forgotten": _folders_forgotten,
+    "a half-written folder counts": _no_overwrite_of_half,
+    "no intent": _no_intent,
+    "clean-up before the commit": _clean_up_first,
+    "an open intent is taken as committed": _no_open_intent,
+    "an open intent is taken as not committed": _always_redo,
+    "an intent forgets what it leaves": _all_left_forgotten,
 }
-"""By name: how it is planted, and the failpoint at which it shows."""
+"""How each is planted, by name."""
 
 
 def main() -> None:
@@ -257,11 +234,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kill")
-    parser.add_argument("--bug")
     parser.add_argument("--by-name", action="store_true")
     arguments = parser.parse_args()
-    if arguments.bug:
-        BUGS[arguments.bug][0](setattr)
     if arguments.kill:
         failpoints.hook = kill_at(arguments.kill)
     spark = session(arguments.folder, arguments.by_name)
