@@ -175,7 +175,6 @@ query.awaitTermination()
 
 table = accumulator.read(spark)
 waiting = pending(spark, checkpoint=f"{folder}/checkpoint")
-waiting.select("storm", "formed", "deadline_at").orderBy("storm").show()
 compared = ["storm", "status", "resolved_at", "wait_ms", "event.pressure"]
 decided = outcomes.join(waiting, "storm", "left_anti")
 assert table.count() == len(found) - waiting.count()

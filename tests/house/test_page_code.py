@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import promql_parser
 import pytest
 import typer
 import yaml
@@ -77,5 +76,3 @@ def test_parts_of_a_job_s_file_fit_it(page: str) -> None:
     for language, code in BLOCK.findall(TEXTS[f"docs/{page}"]):
         if language == "yaml":
             JobConfig.model_validate({**job, **yaml.safe_load(code)})
-        elif language == "promql":
-            promql_parser.parse(code)
