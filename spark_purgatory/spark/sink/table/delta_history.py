@@ -2,7 +2,7 @@
 
 A drain's writer puts its mark into the version's ``userMetadata``; Delta's own record of transactions is not in the
 history. Versions are counted, and log clean-up cuts the oldest ones. But Delta skips a write whose ``txnVersion`` is
-not above the app id's last. So a drain that may have been committed is written again (example: docs/accumulator.md).
+not above the app id's last. So a drain that may have been committed is written again (docs/accumulator.md).
 """
 
 from __future__ import annotations
