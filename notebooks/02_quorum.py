@@ -93,6 +93,7 @@ three_of_five.groupBy("status").count().orderBy("status").show()
 
 # COMMAND ----------
 
+# The check of this notebook.
 third_ms = np.sort(answers_ms, axis=1)[:, 2]
 found = three_of_five.orderBy("command_id").toPandas()
 assert (found["status"] == np.where(third_ms <= TIMEOUT_MS, "COMPLETED", "EXPIRED")).all()

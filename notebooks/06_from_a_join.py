@@ -165,6 +165,7 @@ by_purgatory.groupBy("status", "late").count().orderBy("status", "late").show()
 
 # COMMAND ----------
 
+# The check of this notebook.
 ordinary = ~F.col("order_id").isin([f"order-{i:03}" for i in special])
 expected = by_join.where(ordinary).select(
     "order_id",

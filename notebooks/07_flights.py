@@ -163,6 +163,7 @@ print(f"the first of them was scheduled for {waiting['departs'].min()} UTC")
 
 # COMMAND ----------
 
+# The check of this notebook.
 delay = flights.set_index("flight_id")["arr_delay"]
 found = table.select("flight_id", "status", "resolved_at", "deadline").toPandas()
 found = found.set_index("flight_id")

@@ -99,6 +99,7 @@ outcomes.where("status = 'COMPLETED'").selectExpr(
 
 # COMMAND ----------
 
+# The check of this notebook.
 hurricane_at = raw[raw["status"] == "hurricane"].groupby("storm")["at"].min()
 formed = first_records.set_index("storm")["formed"]
 days = (hurricane_at.reindex(formed.index) - formed) / pd.Timedelta("1 day")

@@ -114,6 +114,7 @@ table.where("patient in (3, 15, 38, 78)").selectExpr(
 
 # COMMAND ----------
 
+# The check of this notebook.
 jasa = jasa.set_index("patient")
 dead_first = (jasa["fustat"] == 1) & (jasa["transplant"] == 0)
 over = jasa["accepted"] + pd.Timedelta("90 days") <= pd.Timestamp("1974-04-01", tz="UTC")

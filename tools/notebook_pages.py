@@ -35,14 +35,16 @@ MADE = """*A run of [notebooks/{name}.py](../../notebooks/{name}.py), which has 
 """
 ROWS = "# The rows of this notebook."
 """The first line of a cell that makes up rows."""
-DRAWN = "<!-- drawn -->"
-"""Stands on a page for the code of a picture."""
+CHECK = "# The check of this notebook."
+"""The first line of a cell that compares outcomes with other data."""
+LEFT_OUT = "<!-- left out -->"
+"""Stands on a page for the code of a picture or a comparison."""
 OTHER = re.compile(r"\]\((0\d_\w+)\.py\)")
 """A link to another notebook: its page is there too."""
 PRINTED = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"^!\[(.+)\]\((.+)\)$", re.MULTILINE)
 OUTPUT = re.compile(
-    r"^(?:```python\n.*?^```|<!-- drawn -->)\n((?:\n```text\n.*?^```\n)?)((?:\n!\[[^\n]+\]\([^\n]+\)\n)*)",
+    r"^(?:```python\n.*?^```|<!-- left out -->)\n((?:\n```text\n.*?^```\n)?)((?:\n!\[[^\n]+\]\([^\n]+\)\n)*)",
     re.MULTILINE | re.DOTALL,
 )
 """A page's cell of code: what it printed, and its pictures."""
@@ -90,9 +92,9 @@ def is_left_out(text: str) -> bool:
     return text.startswith((HELPERS, ROWS)) or "local_session()" in text or checks
 
 
-def draws(text: str) -> bool:
-    """Return True if a cell is the code of a picture."""
-    return "\nplt.show()" in text
+def shows_only_output(text: str) -> bool:
+    """Return True if a page has a cell's picture, or what its comparison prints, and not its code."""
+    return "\nplt.show()" in text or text.startswith(CHECK)
 
 
 def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
@@ -106,7 +108,7 @@ def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
         if is_left_out(cell.text):
             assert not cell.printed and not cell.pictures
             continue
-        parts.append(DRAWN if draws(cell.text) else f"```python\n{cell.text}\n```")
+        parts.append(LEFT_OUT if shows_only_output(cell.text) else f"```python\n{cell.text}\n```")
         if cell.printed:
             parts.append(f"```text\n{cell.printed}\n```")
         for title, drawn in cell.pictures:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from notebooks.to_jupyter import HEADER, MAGIC, cells, pasteable
-from tools.notebook_pages import draws, is_left_out, jupyter_of
+from tools.notebook_pages import is_left_out, jupyter_of, shows_only_output
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "notebooks"
@@ -22,7 +22,7 @@ def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
     found = pasteable(path.read_text(encoding="utf-8"))
     said = "run python -m tools.notebook_pages " + path.stem
     assert re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL) == [
-        text for kind, text, _ in found if kind == "code" and not is_left_out(text) and not draws(text)
+        text for kind, text, _ in found if kind == "code" and not is_left_out(text) and not shows_only_output(text)
     ], said
     for heading in (text.partition("\n")[0] for kind, text, _ in found if kind == "markdown"):
         assert heading in page, said
