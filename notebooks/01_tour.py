@@ -113,6 +113,7 @@ table.groupBy("status").count().orderBy("status").show()
 
 # COMMAND ----------
 
+# The check of this notebook.
 per_batch = counters(query)
 waiting = gauges(spark, checkpoint=f"{folder}/checkpoint")["pending"]
 assert per_batch["received"].sum() == written.orders
