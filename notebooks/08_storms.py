@@ -43,6 +43,7 @@ folder = work_folder(globals().get("dbutils"))
 
 # COMMAND ----------
 
+# The rows of this notebook.
 raw = data("dplyr", "storms")
 raw["at"] = pd.to_datetime(raw[["year", "month", "day", "hour"]], utc=True)
 track = (raw["name"] != raw["name"].shift()).cumsum()  # a storm's records are in a row

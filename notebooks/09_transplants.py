@@ -36,6 +36,7 @@ folder = work_folder(globals().get("dbutils"))
 
 # COMMAND ----------
 
+# The rows of this notebook.
 jasa = data("survival", "jasa").rename(columns={"rownames": "patient", "accept.dt": "accepted"})
 for column in ("accepted", "tx.date", "fu.date"):
     jasa[column] = pd.to_datetime(jasa[column], utc=True)

@@ -34,11 +34,11 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 MADE = """*A run of [notebooks/{name}.py](../../notebooks/{name}.py), which has the whole code.*
 """
 ROWS = "# The rows of this notebook."
-"""The first line of a cell that makes up rows."""
+"""The first line of a cell that makes or prepares rows."""
 CHECK = "# The check of this notebook."
 """The first line of a cell that compares outcomes with other data."""
 LEFT_OUT = "<!-- left out -->"
-"""Stands on a page for the code of a picture or a comparison."""
+"""Stands on a page for code of which it has only the output."""
 OTHER = re.compile(r"\]\((0\d_\w+)\.py\)")
 """A link to another notebook: its page is there too."""
 PRINTED = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -87,14 +87,14 @@ def run_of(
 
 
 def is_left_out(text: str) -> bool:
-    """Return True if a page does not have a cell: helpers, imports and the session, rows that are made up, checks."""
+    """Return True if a page does not have a cell: helpers, imports and the session, checks that print nothing."""
     checks = "assert " in text and not re.search(r"print\(|\.show\(", text)
-    return text.startswith((HELPERS, ROWS)) or "local_session()" in text or checks
+    return text.startswith(HELPERS) or "local_session()" in text or checks
 
 
 def shows_only_output(text: str) -> bool:
-    """Return True if a page has a cell's picture, or what its comparison prints, and not its code."""
-    return "\nplt.show()" in text or text.startswith(CHECK)
+    """Return True if a page has what a cell draws or prints, and not its code."""
+    return "\nplt.show()" in text or text.startswith((CHECK, ROWS))
 
 
 def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
