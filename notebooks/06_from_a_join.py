@@ -79,6 +79,7 @@ land(pd.DataFrame({"order_id": ["nobody"], "paid_at": [closing]}), f"{folder}/pa
 # COMMAND ----------
 
 
+# The rows of this notebook.
 def streams():
     return (
         landed(spark, f"{folder}/orders", "order_id string, ordered_at timestamp"),

@@ -74,6 +74,7 @@ print(f"{len(flights):,} flights, {len(arrived):,} landings")
 
 # COMMAND ----------
 
+# The rows of this notebook.
 BOTH = "flight_id string, zone string, time_hour timestamp, minute bigint"
 
 
