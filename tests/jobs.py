@@ -23,7 +23,7 @@ MINUTES = {
     "crash": 60,
     "test-matrix": 60,
 }
-"""By job, on two quiet cores."""
+"""By job, estimated for two quiet cores; the end of a run says what they took."""
 
 
 def main() -> int:

@@ -38,6 +38,7 @@ from spark_purgatory.spark.host.requirements import (
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.delta_target import SNAPSHOT_PARTITIONS
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
@@ -103,7 +104,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for record in caplog.records if "state partitions for" in (text := record.getMessage())]
 
 
-@pytest.mark.parametrize(("host", "shards"), [("applyInPandasWithState", 3), (LOG_HOST, 1)])
+@pytest.mark.parametrize(("host", "shards"), [("applyInPandasWithState", 3), *now_and_then((LOG_HOST, 1))])
 def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     bare: SparkSession, tmp_path: Path, host: str, shards: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +119,7 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     assert report["stateOperators"][0]["numRowsTotal"] == 0
 
 
-@pytest.mark.parametrize("chosen", [KEEPS_OLD_FILES, "FileContextBasedCheckpointFileManager"])
+@pytest.mark.parametrize("chosen", [KEEPS_OLD_FILES, *now_and_then("FileContextBasedCheckpointFileManager")])
 def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     bare: SparkSession, tmp_path: Path, chosen: str
 ) -> None:

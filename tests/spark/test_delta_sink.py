@@ -77,6 +77,7 @@ def test_two_texts_in_a_partition_column_are_null_to_delta_as_after_a_plain_appe
     assert found == [["a", None, None, None, "null"]] * 2
 
 
+@pytest.mark.long
 def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
