@@ -12,14 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from spark_purgatory.cli import app
-from spark_purgatory.core.spec.criteria import Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.doctor.checkpoint import settings_text
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.check_columns import ddl_columns
 from spark_purgatory.job.commands import guarded_reading
 from spark_purgatory.job.config_file import JobConfigError, load_config
-from spark_purgatory.spark import check_release
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -55,27 +50,6 @@ def test_a_file_that_is_right_is_shown_without_java_and_without_secrets(tmp_path
     assert "hidden" not in ran.stdout and "PlainLoginModule" not in ran.stdout
 
 
-def test_every_rule_that_the_file_gives_is_shown() -> None:
-    changes = ("purgatory.evidence=all", "purgatory.lookback=1 hour", "completions.columns=[payment_id, amount]")
-    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "emit early, shards 4, lookback 1 hour, evidence all" in ran.stdout
-    assert "key order_id, time paid_at, columns payment_id, amount" in ran.stdout
-
-
-def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
-    changes = (
-        "--set",
-        "purgatory.criterion={by_row: {rule: method, need: amount}}",
-        "--set",
-        "completions.value=amount",
-    )
-    ran = check("conf/orders.yaml", *changes, "--set", "completions.idle_after=5 seconds")
-    assert ran.returncode == 0
-    assert "of each row: rule method, need amount" in ran.stdout
-    assert "watermark 10 minutes, idle_after 5 seconds" in ran.stdout
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -90,15 +64,6 @@ def test_a_file_that_is_wrong_is_refused_with_its_field(change: str, message: st
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_unknown_fields_hide_no_wrong_value() -> None:
-    changes = ("operations.watermrk=1 hour", "output.ligner=1 second", "purgatory.tick=1 us")
-    given = [part for change in changes for part in ("--set", change)]
-    ran = run("-m", "spark_purgatory", "check", "conf/orders.yaml", *given)
-    assert (ran.returncode, "3 problems:" in ran.stderr) == (2, True), ran.stderr
-    for said in ("did you mean 'watermark'", "did you mean 'linger'", "tick='1 us' must be"):
-        assert said in ran.stderr
 
 
 def test_no_fault_hides_another(tmp_path: Path) -> None:
@@ -167,14 +132,6 @@ def test_a_file_is_checked_without_importing_spark() -> None:
     )
     ran = run("-c", code)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_releases_before_4_are_refused_by_name() -> None:
-    check_release("4.0.0")
-    check_release("4.2.0.dev0")
-    check_release("5.0.0")
-    with pytest.raises(ConfigError, match=r"pyspark is 3\.5\.6, but spark_purgatory needs 4\.0 or later"):
-        check_release("3.5.6")
 
 
 @pytest.mark.parametrize(
@@ -333,67 +290,11 @@ def test_each_problem_has_the_line_of_its_field_in_the_file(tmp_path: Path) -> N
         load_config(tmp_path / "job.yaml", ["operations.id=ids"])
 
 
-def test_a_sum_without_event_ids_says_what_a_redelivered_event_does() -> None:
-    changes = ("purgatory.criterion={sum_at_least: 5}", "completions.value=amount")
-    given = [word for change in changes for word in ("--set", change)]
-    assert "An event that is delivered twice counts twice" in check("conf/orders.yaml", *given).stdout
-    given += ["--set", "completions.event_id=payment_id"]
-    assert "counts twice" not in check("conf/orders.yaml", *given).stdout
-
-
-def test_a_character_that_yaml_forbids_is_said_to_be_no_yaml(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("name: a\0b")
-    with pytest.raises(ConfigError, match=r"the file: not YAML: .*special characters are not allowed"):
-        load_config(tmp_path / "job.yaml")
-
-
-def test_no_password_of_an_address_is_shown() -> None:
-    changes = ("output.path=s3a://key:s3cret@lake/outcomes", "checkpoint=s3a://key:s3cret@lake/checkpoint")
-    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
-    assert ran.returncode == 0 and "s3a://lake/outcomes" in ran.stdout
-    assert "s3cret" not in ran.stdout + ran.stderr
-
-
-def test_columns_are_not_guessed_where_the_file_does_not_say_them() -> None:
-    delta = "operations.source={format: delta, path: /lake/orders}"
-    load_config(ORDERS, [delta, "operations.created=anything"])
-    unnamed = "completions.select=['*', 'upper(order_id)']"
-    load_config(ORDERS, [unnamed, "completions.key=upper(order_id)"])
-
-
 def test_columns_of_every_name_and_type_that_spark_reads_are_right() -> None:
     schema = "`order.id` string, paid_at timestamp, at time(6), place struct<zip:string>, word character(3), g geometry"
     changes = [f"completions.source.schema='{schema}'", "completions.columns=[at, place.zip, g]"]
     load_config(ORDERS, [*changes, "completions.key=order.id"])
     load_config(ORDERS, [*changes, "completions.key=place.zip"])
-
-
-def test_a_topic_takes_intervals() -> None:
-    topic = "output={topic: outcomes, options: {kafka.bootstrap.servers: 'localhost:9092'}}"
-    changes = [topic, "operations.deadline=null", "operations.timeout=pay_by"]
-    load_config(ORDERS, changes)
-
-
-def test_a_time_out_of_intervals_that_stays_out_of_the_table_is_right() -> None:
-    changes = (
-        "operations.select=['*', \"amount * interval '1' minute as wait\"]",
-        "operations.deadline=null",
-        "operations.timeout=wait",
-        "operations.exclude=wait",
-    )
-    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "timeout wait" in ran.stdout
-
-
-def test_dead_letters_and_metrics_are_shown() -> None:
-    json = "operations.source.format=json"
-    ran = check(
-        "conf/orders.yaml", "--set", json, "--set", "dead_letters={path: bad}", "--set", "metrics={json_lines: m}"
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "path bad, checkpoint .demo/checkpoint_dead_letters" in ran.stdout
-    assert "json_lines m" in ran.stdout
 
 
 def test_metrics_without_their_package_are_refused_by_check() -> None:
@@ -409,11 +310,6 @@ def test_metrics_without_their_package_are_refused_by_check() -> None:
     assert "metrics.prometheus_port needs a package: pip install 'spark-purgatory[metrics]'" in ran.stderr
 
 
-def test_schemas_are_split_at_their_own_commas() -> None:
-    ddl = "`a,``b` struct<x: int, y: array<int>> NOT NULL COMMENT 'a, b', c:decimal(10, 2), D map<string,int>, e"
-    assert ddl_columns(ddl) == {"a,`b": "struct", "c": "decimal", "D": "map", "e": ""}
-
-
 def test_the_example_is_a_jobs_file_that_check_takes(tmp_path: Path) -> None:
     printed = CliRunner().invoke(app, ["example"])
     assert (printed.exit_code, printed.stderr) == (0, "")
@@ -422,10 +318,3 @@ def test_the_example_is_a_jobs_file_that_check_takes(tmp_path: Path) -> None:
     ran = check(str(job))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "timeout" in ran.stdout or "deadline" in ran.stdout
-
-
-@pytest.mark.parametrize("rule, need", [("until_deadline", None), ("any_key", None), ("quorum", 2.0), ("level", 2.0)])
-def test_a_checkpoints_settings_show_a_need_only_of_rules_that_have_one(rule: str, need: float | None) -> None:
-    spec = EngineSpec(Criterion(rule, need or 1)).fingerprint()
-    assert f"criterion={rule}" in settings_text(spec)
-    assert ("need=" in settings_text(spec)) == (need is not None)

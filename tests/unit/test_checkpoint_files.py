@@ -92,11 +92,6 @@ def test_a_file_that_is_empty_or_cut_is_named(path: str, size: float) -> None:
     assert ("remove it" in said) == (path == "commits/2") and "from a copy" in said
 
 
-def test_offsets_that_lost_a_line_are_named() -> None:
-    assert told({**SOUND, "offsets/3": offsets()})[0].startswith("offsets/3 is cut")
-    assert "lacks the offsets of a source" in told({**SOUND, "offsets/3": offsets('{"logOffset":3}')})[0]
-
-
 @pytest.mark.parametrize("gone", [["3"], ["2"], ["2", "3"], ["0"]])
 def test_an_entry_of_a_sources_log_that_is_gone_is_named(gone: list[str]) -> None:
     """Spark reads into that number again what it finds next, and skips it: 125 outcomes were missing."""
@@ -139,10 +134,3 @@ def test_a_last_commit_that_is_an_older_ones_copy_is_named() -> None:
     assert told({**named, "commits/1": ""}) == [], "Spark does not read it"
     stateless = {f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}' for n in range(3)}
     assert told({**SOUND, **stateless}) == [], "the commits of a query without state are alike"
-
-
-def test_an_entry_of_a_sources_log_that_is_an_older_ones_copy_is_named() -> None:
-    """Spark reads the older one's files again, and never those that were named in it."""
-    assert told({**SOUND, "sources/0/3": entry(2)})[0].startswith("sources/0/3 is cut or damaged")
-    of_kafka = 'v1\n{"topic":{"0":5}}'
-    assert told({**SOUND, "sources/1/0": of_kafka}) == []

@@ -14,8 +14,6 @@ from spark_purgatory.core.arrays.held_bytes import held_by_part
 from spark_purgatory.core.arrays.sorted_runs import BLOCK, EMPTY, GROWTH_FLOOR, GrowableArray
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.payload import Payload
-from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -121,19 +119,3 @@ def test_ids_equal_to_keys_are_kept_once_and_come_out_as_they_came_in(seed: int)
             blob = save(engine, 1)
             engine = restore(SPEC, blob, 1)
             assert save(engine, 1) == blob
-
-
-def test_a_payload_of_nothing_but_what_the_engine_has_keeps_nothing() -> None:
-    times = {"created_us": GrowableArray(np.arange(3)), "deadline_us": GrowableArray(np.arange(3) + 9)}
-    watchers = Watchers()
-    watchers.keys = ValueColumn([pa.array(["a", "b", "c"])])
-    payload = Payload(SPEC, times, watchers)
-    stamps = [pa.array(column.values).cast(pa.timestamp("us", "UTC")) for column in times.values()]
-    names = pa.array(["a", "b", "c"])
-    whole = pa.StructArray.from_arrays([names, names, *stamps], ["id", "key", "created", "deadline"])
-    payload.append(whole)
-    assert not payload._own
-    assert pa.concat_arrays(payload.chunks).equals(whole)
-    assert payload.take(np.array([2, 0])).equals(whole.take(pa.array([2, 0])))
-    payload.keep(np.zeros(3, bool))
-    assert (len(payload), payload.chunks, payload.kind) == (0, [], None)

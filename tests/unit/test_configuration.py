@@ -28,9 +28,8 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.config import PurgatoryOptions, SinkOptions
-from spark_purgatory.config.declared import Names, checked_names, near, options_of
-from spark_purgatory.config.units import Duration, Size, parse_size
-from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
+from spark_purgatory.config.declared import Names, options_of
+from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import (
@@ -42,7 +41,6 @@ from spark_purgatory.job.job_config import (
     OperationsInput,
     Output,
     RulesSection,
-    Trigger,
 )
 from spark_purgatory.job.source_config import AvroValues, DeltaSource, FolderSource, KafkaSource
 from spark_purgatory.job.sources import purgatory_of
@@ -115,12 +113,6 @@ def replaceable() -> list[tuple[type, str]]:
     return [(declared, name) for declared, name in every_option() if options_of(declared)[name].kind in ANOTHER]
 
 
-def test_no_option_is_another_in_other_units() -> None:
-    for declared, name in every_option():
-        for unit in ("_ms", "_us", "_bytes", "_seconds"):
-            assert name.removesuffix(unit) == name or name.removesuffix(unit) not in options_of(declared), name
-
-
 SMALLEST_OPTIONS: dict[type, dict[str, Any]] = {
     Operations: {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"},
     Completions: {"key": "key", "time": "at"},
@@ -156,23 +148,6 @@ def test_how_long_an_operation_waits_is_said_once(waits: dict[str, Any], said: s
         Operations(id="id", keys="key", created="at", **waits)
 
 
-@pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
-def test_replace_changes_an_option_and_what_is_computed_from_it(declared: type, name: str) -> None:
-    option = options_of(declared)[name]
-    given = SMALLEST_OPTIONS[declared]
-    value = ANOTHER[option.kind]
-    beside = {"path": None} if name == "table" else {}
-    made: Any = dataclasses.replace(declared(**given), **{name: value}, **beside)
-    assert made == declared(**{**given, name: value, **beside})
-    assert getattr(made, name) == value
-    if option.kind == Duration:
-        assert (made.us_of(name), made.ms_of(name)) == (29 * 60_000_000, 29 * 60_000)
-    if option.kind == Size:
-        assert made.bytes_of(name) == 200 << 20
-    if option.kind == Names:
-        assert made.names_of(name) == ("a", "b")
-
-
 def test_text_a_timedelta_and_an_int_mean_the_same() -> None:
     for linger in ("90 seconds", "1 minute 30 s", timedelta(seconds=90)):
         assert SinkOptions(path="out", linger=linger).ms_of("linger") == 90_000
@@ -200,21 +175,6 @@ def test_a_number_that_is_too_large_is_refused_by_name(declared: type, name: str
     for value in HUGE.get(options_of(declared)[name].kind, ()):
         with pytest.raises(ConfigError, match=rf"^\w*\.?{name}="):
             declared(**{**SMALLEST_OPTIONS[declared], name: value})
-
-
-@pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
-def test_true_is_no_number(declared: type, name: str) -> None:
-    if options_of(declared)[name].kind is int:
-        with pytest.raises(ConfigError, match=rf"^{name}=True must be "):
-            declared(**{**SMALLEST_OPTIONS[declared], name: True})
-
-
-def test_a_number_that_is_too_large_is_refused_in_a_file_too() -> None:
-    changes = [f"purgatory.{name}={10**20}" for name in ("max_evidence", "max_pending_per_shard", "shards")]
-    with pytest.raises(JobConfigError) as refused:
-        load_config(ORDERS, [*changes, f"purgatory.max_state_bytes_per_shard={10**20}"])
-    said = "\n".join(map(str, refused.value.problems))
-    assert said.count("must be at most") >= 2 and said.count("the largest size allowed") == 1
 
 
 @pytest.mark.parametrize(
@@ -351,14 +311,6 @@ def test_a_criterion_in_the_file(tmp_path: Path, given: object, expected: object
     assert purgatory_of(config(tmp_path, purgatory={"criterion": given})).criterion == expected
 
 
-def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
-    made = purgatory_of(
-        config(tmp_path, purgatory={"criterion": {"sum_at_least": "0.80"}}, completions={"value": "amount"})
-    ).criterion
-    assert isinstance(made, criteria.Criterion)
-    assert str(made.need) == "0.80"
-
-
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -389,32 +341,6 @@ def test_the_page_of_the_command_line_is_that_of_the_commands() -> None:
     assert (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8") == command_line_page.page(), (
         "run python -m tools.command_line_page > docs/command_line.md"
     )
-
-
-def test_the_engine_has_the_same_limits_with_and_without_spark() -> None:
-    assert parse_size(PurgatoryOptions.max_state_bytes_per_shard, "") == EngineSpec.max_state_bytes
-    assert PurgatoryOptions.max_pending_per_shard == EngineSpec.max_pending
-    assert PurgatoryOptions.max_evidence == Evidence.most
-
-
-def test_the_reference_names_every_section_of_a_jobs_file() -> None:
-    page = reference()
-    for section, declared in (("", JobConfig), ("metrics", MetricsOutput), ("dead_letters", DeadLetters)):
-        for name in declared.model_fields:
-            assert f"`{name}`" in page, f"{section} {name}"
-    for name in Trigger.model_fields:
-        assert f"`{name}: " in page, name
-
-
-def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> None:
-    assert purgatory_of(config(tmp_path, operations={"removed_columns": ["city", "place.zip"]})).operations.names_of(
-        "removed_columns"
-    ) == ("city", "place.zip")
-    given = {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"}
-    assert Operations(**given, removed_columns="city").names_of("removed_columns") == ("city",)
-    for wrong in ([""], ["a", "a"], 3, [None]):
-        with pytest.raises(ConfigError, match=r"operations\.removed_columns=.* must be names of columns, each once"):
-            Operations(**given, removed_columns=wrong)  # type: ignore[arg-type]
 
 
 def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
@@ -463,20 +389,3 @@ def test_no_wrong_value_is_answered_in_a_librarys_words(tmp_path: Path) -> None:
     assert not foreign and len(said) > 300
     assert "purgatory.shards: 0 must be at least 1" in said
     assert "purgatory.orphans: -1 must be 'none', 'control' or 'all'" in said
-
-
-def test_a_list_for_one_column_says_how_several_become_one() -> None:
-    with pytest.raises(
-        ConfigError, match=r"completions\.key=\['shop', 'number'\] must be .*join them into one in both"
-    ):
-        Completions(key=["shop", "number"], time="at")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"completions\.key=None must be a column's name or a Column$"):
-        Completions(key=None, time="at")  # type: ignore[arg-type]
-
-
-def test_no_names_of_columns_are_none() -> None:
-    assert checked_names(None, "completions.columns") == checked_names([], "completions.columns") == ()
-
-
-def test_a_name_that_differs_by_its_case_is_found() -> None:
-    assert near("test", ["sample_no", "TEST"]) == ", did you mean 'TEST'?"

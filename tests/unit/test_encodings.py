@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.state.encodings import (
     DELTA,
-    DISTINCT,
     FRAME_OF_REFERENCE,
     PLAIN,
-    SAMPLE,
     SPLIT_FLOOR,
     WIDEST,
     join_bytes,
@@ -59,32 +57,11 @@ def test_every_column_comes_back(values: list[int], ascending: bool) -> None:
     assert stored.nbytes <= column.nbytes
 
 
-def test_other_types_are_stored_as_they_are() -> None:
-    for column in (np.array([1.5, np.nan, -0.0]), np.array([True, False]), np.array([3], np.int32)):
-        recipe, stored = pack(column)
-        assert unpack(recipe, stored.tobytes()).tobytes() == column.tobytes() and recipe[3] == PLAIN
-
-
 def laid_out(values: Any) -> bytes:
     into, planes = np.empty(values.nbytes, np.uint8), streams_of(values)
     split_bytes(values, planes, into)
     assert bytes(join_bytes(into.tobytes(), planes)) == values.tobytes(), values.dtype
     return into.tobytes()
-
-
-def test_many_values_lie_in_planes_and_few_as_they_are() -> None:
-    many = np.arange(SPLIT_FLOOR, dtype="<u2")
-    halves = SPLIT_FLOOR // 256
-    assert laid_out(many) == bytes(range(256)) * halves + b"".join(bytes([high]) * 256 for high in range(halves))
-    few = many[: SPLIT_FLOOR - 1]
-    assert laid_out(few) == few.tobytes()
-
-
-def test_what_repeats_as_a_whole_stays_whole() -> None:
-    codes = np.array([b"EUR", b"USD", b"CHF"] * 1000).view("V3")
-    assert streams_of(codes) == streams_of(np.full(5000, 7777, "<u2")) == streams_of(np.full(5000, 2.5)) == 1
-    for distinct, planes in ((DISTINCT - 1, 1), (DISTINCT, 4)):
-        assert streams_of(np.minimum(np.arange(SAMPLE * 100) // 100, distinct - 1).astype("<u4")) == planes
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<i4", "<u4", "<u2", "|u1", "|b1", "<f8", "|V3", "|V13", "|V64", "|V65"])
@@ -98,39 +75,6 @@ def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int)
     if split:
         planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
         assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
-
-
-N = SPLIT_FLOOR
-
-
-@pytest.mark.parametrize(
-    ("texts", "widths"),
-    [
-        (["abc"] * N, [3]),
-        (["abc"] * (N - 1), [0]),
-        ([""] * N, [0]),
-        (["order-999"] * N + ["order-1000"] * 3, [9, 10]),
-        (["a", "", "bc", "bd", "", "e"] + ["f"] * N, [1, 0, 2, 0, 1]),
-        (["a"] * N + ["bc", "d"] * 3 + ["ef"], [1, 2] * 4),
-        (["a"] * N + ["bc", "d"] * 4, [0]),
-        (["ä", "ab", None, None] + ["cd"] * N, [2, 0, 2]),
-        ([None] * N, [0]),
-        ([], [0]),
-    ],
-    ids=range(10),
-)
-def test_many_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
-    texts: list[str | None], widths: list[int]
-) -> None:
-    """Width 0: letters as they are."""
-    batch = pa.record_batch({"text": pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts))})
-    arrays: Arrays = {}
-    assert split_table("t", [batch], arrays) == []
-    letters = [array.dtype for name, array in arrays.items() if "/letters" in name]
-    assert letters == [np.dtype(f"V{width}") if width else np.dtype(np.uint8) for width in widths]
-    (again,) = join_table("t", [], arrays)
-    assert again.column(0).to_pylist() == texts and not arrays
-    again.validate(full=True)
 
 
 TEXTS = st.text(max_size=5)
@@ -179,10 +123,3 @@ def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> N
         assert np.isnan(batch.column("number").to_numpy()).all() and len(batch) == len(other)
         batch.validate(full=True)
     assert list(arrays) == ["another"], "what is left"
-
-
-def test_a_table_without_columns_keeps_its_rows() -> None:
-    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
-    arrays: Arrays = {}
-    assert split_table("t", [batch], arrays) == []
-    assert [len(chunk) for chunk in join_table("t", [], arrays)] == [3]

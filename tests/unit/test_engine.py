@@ -13,7 +13,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import permutations
 from time import process_time
 from typing import Any
 
@@ -32,7 +31,7 @@ from spark_purgatory.errors import BugError, LimitError
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
 from tests.support.now_and_then import EVERY_CASE
-from tests.support.operations import Batch, Row, ev, many_operations, op, play, the_outcome, written
+from tests.support.operations import Row, ev, many_operations, op, play, the_outcome, written
 from tests.support.oracle import decide
 
 ANY = EngineSpec(criteria.any_key())
@@ -66,27 +65,6 @@ def test_an_outcome_carries_the_payload_and_every_column() -> None:
         "late": False,
         "reason": None,
     }
-
-
-# --- which events count ---------------------------------------------------------------------------
-
-
-@both
-def test_an_operation_of_no_time_at_all_completes_at_that_very_microsecond(spec: EngineSpec) -> None:
-    assert the_outcome(spec, op(deadline=10_000), [ev(time=10_000)]) == ("COMPLETED", 10_000, 1, "")
-    assert the_outcome(spec, op(deadline=10_000), [ev(time=10_001)]) == ("EXPIRED", 10_000, 0, "a")
-
-
-@both
-def test_an_event_that_came_before_its_operation_completes_it(spec: EngineSpec) -> None:
-    leaves = "o COMPLETED 15000"
-    play(
-        spec,
-        (0, [ev()], ""),
-        (5, [], ""),
-        (5, [op()], "" if spec.final else leaves),
-        (15, [], leaves if spec.final else ""),
-    )
 
 
 # --- criteria by hand -----------------------------------------------------------------------------
@@ -140,15 +118,6 @@ def test_it_expires_with_the_first_watermark_that_reaches_its_deadline(
 
 
 @both
-def test_the_next_call_is_asked_for_when_the_next_operation_expires(spec: EngineSpec) -> None:
-    shards = Shards(spec)
-    shards.step([op("p", deadline=30_001), op("q", deadline=25_000), op("r", deadline=2**61)], [], 5)
-    assert shards.due_ms == [25]
-    for watermark_ms, leaves, due_ms in ((24, 0, 25), (25, 1, 31), (30, 0, 31), (31, 1, -(-(2**61) // 1000))):
-        assert (len(shards.step([], [], watermark_ms)), shards.due_ms) == (leaves, [due_ms])
-
-
-@both
 @pytest.mark.parametrize("deadline", [10_000, 999_999, 1_000_000, 1_000_001, 1_500_000, 1_999_001, 2_000_000])
 def test_a_coarse_tick_never_expires_early_and_at_most_a_tick_late(spec: EngineSpec, deadline: int) -> None:
     shards = Shards(replace(spec, tick_ms=1000))
@@ -159,17 +128,6 @@ def test_a_coarse_tick_never_expires_early_and_at_most_a_tick_late(spec: EngineS
     (expired_ms,) = [ms for ms, outcomes in left.items() if outcomes]
     assert due_ms <= expired_ms <= tick_end_ms
     assert written(left[expired_ms][0]) == f"o EXPIRED {deadline}"
-
-
-@both
-def test_with_a_coarse_tick_the_watermark_is_the_last_tick_it_has_passed(spec: EngineSpec) -> None:
-    (outcome,) = play(
-        replace(spec, tick_ms=1000),
-        (1999, [op(created=1_500_000, deadline=1_600_000)], ""),
-        (2000, [], "o EXPIRED 1600000"),
-    )
-    assert outcome["late"] is False
-    play(replace(spec, tick_ms=1000), (1700, [op(deadline=500_000)], "o EXPIRED 500000"), (2000, [], ""))
 
 
 @both
@@ -267,11 +225,6 @@ def test_an_operation_created_at_the_watermark_is_late_and_one_microsecond_after
 ) -> None:
     (outcome,) = play(spec, (12, [op(created=created)], ""), (20, [], "o EXPIRED 20000"))
     assert outcome["late"] is late
-
-
-@both
-def test_a_late_event_comes_too_late_for_what_has_expired(spec: EngineSpec) -> None:
-    play(spec, (0, [op()], ""), (20, [ev(time=12_000)], "o EXPIRED 20000"), (21, [], ""))
 
 
 @both
@@ -516,55 +469,6 @@ def test_a_row_created_at_the_watermark_is_a_duplicate_at_once(spec: EngineSpec)
     )
 
 
-@both
-@pytest.mark.parametrize("at_once", [True, False])
-def test_rows_past_their_deadline_make_no_duplicate_of_each_other_at_once_or_apart(
-    spec: EngineSpec, at_once: bool
-) -> None:
-    rows, leaves = [op(), op(created=15_000, deadline=19_000)], ["o EXPIRED 20000", "o EXPIRED 19000"]
-    apart: list[Batch] = [(30, [row], left) for row, left in zip(rows, leaves, strict=True)]
-    play(spec, *([(30, rows, ", ".join(leaves))] if at_once else apart))
-
-
-@both
-def test_of_rows_at_once_the_first_created_stands_and_measures_the_others(spec: EngineSpec) -> None:
-    rows = [
-        op(row=n, created=created, deadline=deadline)
-        for n, created, deadline in ((3, 22_000, 30_000), (2, 15_000, 25_000), (1, 10_000, 20_000))
-    ]
-    repeated = "o DUPLICATE 15000"
-    outcomes = play(
-        spec,
-        (0, rows, "" if spec.final else repeated),
-        (15, [], repeated if spec.final else ""),
-        (20, [], "o EXPIRED 20000"),
-        (30, [], "o EXPIRED 30000"),
-    )
-    assert [outcome["row"] for outcome in outcomes] == ["2", "1", "3"]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
-@pytest.mark.parametrize("several", [False, True])
-def test_under_final_it_is_the_same_row_of_an_id_that_stands_whichever_comes_first(
-    order: tuple[int, ...], several: bool
-) -> None:
-    rows = [
-        op(row=n, created=n * 1000, deadline=deadline) for n, deadline in ((10, 20_000), (15, 40_000), (25, 30_000))
-    ]
-    arrivals: list[Batch] = [(6 + i, [rows[at], ev("b", 21_000)], "") for i, at in enumerate(order)]
-    outcomes = play(
-        HELD,
-        *arrivals,
-        (10, [], ""),
-        (15, [ev(time=26_000)], "o DUPLICATE 15000"),
-        (20, [], "o EXPIRED 20000"),
-        (26, [], "o COMPLETED 26000"),
-        (40, [], ""),
-        several=several,
-    )
-    assert [outcome["row"] for outcome in outcomes] == ["15", "10", "25"]
-
-
 def test_under_final_a_row_that_fell_leaves_no_trace_and_one_held_back_leaves_in_its_time() -> None:
     play(
         replace(HELD, lookback_us=5_000),
@@ -601,24 +505,6 @@ def test_under_final_it_is_held_until_the_watermark_reaches_its_resolution(time:
         (leaves_ms - 1, [], ""),
         (leaves_ms, [], f"o COMPLETED {time}"),
         (20, [], ""),
-    )
-
-
-def test_under_final_an_event_behind_the_watermark_lets_it_go_at_once() -> None:
-    play(HELD, (0, [op(), ev(time=18_000)], ""), (15, [ev(time=12_000)], "o COMPLETED 12000"), (18, [], ""))
-
-
-def test_under_final_one_held_back_and_one_overtaken_leave_each_in_its_time() -> None:
-    spec = replace(HELD, criterion=criteria.all_keys())
-    play(
-        spec,
-        (0, [op("p", "ab"), op("q", "bc", deadline=40_000), ev("a", 12_000), ev("b", 19_000)], ""),
-        (10, [ev("c", 30_000)], ""),
-        (13, [ev("b", 14_000)], ""),
-        (14, [], "p COMPLETED 14000"),
-        (29, [ev("c", 29_001)], ""),
-        (30, [], "q COMPLETED 29001"),
-        several=True,
     )
 
 
@@ -783,13 +669,6 @@ def test_a_deadline_far_away_expires_nobody_else_and_stands_as_given(spec: Engin
     assert outcome["wait_ms"].to_pylist() == [(deadline - created) // 1000]
 
 
-@both
-def test_sums_of_times_beyond_int64_stay_within_it(spec: EngineSpec) -> None:
-    spec = replace(spec, lookback_us=LAST)
-    outcome = decided_at_the_end(spec, op(created=-5, deadline=20_000), [ev(time=-LAST)])
-    assert outcome["status"].to_pylist() == ["COMPLETED"]
-
-
 @pytest.mark.parametrize(
     "criterion", [criteria.count(2), criteria.sum_at_least(2)], ids=lambda criterion: criterion.rule
 )
@@ -798,13 +677,6 @@ def test_events_at_both_ends_of_time_are_counted(criterion: Criterion) -> None:
     with at_most(0.3):
         outcome = decided_at_the_end(EngineSpec(criterion), op(created=-LAST, deadline=LAST), events)
     assert outcome["resolved_at"].cast(pa.int64()).to_pylist() == [8 * 10**18]
-
-
-def test_at_the_end_of_time_even_the_last_microsecond_has_passed() -> None:
-    engine = EventTimePurgatory(ANY)
-    engine.step(read_operations(operations_table([op(deadline=LAST)], several=True), ANY), None, 0)
-    engine.step(None, None, END_MS)
-    assert engine.pending == 0
 
 
 # --- many on one key ------------------------------------------------------------------------------

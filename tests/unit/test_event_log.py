@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.arrays.sorted_runs import PREFIX_MASK, ROW_BITS
+from spark_purgatory.core.arrays.sorted_runs import PREFIX_MASK
 from spark_purgatory.core.arrays.value_column import ValueColumn, hash_keys
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment, bisect_within
 
@@ -103,37 +103,11 @@ def test_a_segment_groups_events_by_key_and_orders_them_by_time(
     assert_well_built(segment, hashes_of(forge))
 
 
-def test_a_segment_by_hand() -> None:
-    # b's hash lies below a's; a's events come out of order; two are equal.
-    high, low = 7 << ROW_BITS, -7 << ROW_BITS
-    hashes = array([high + 5, low + 1, high + 5, high + 5])
-    segment = EventSegment.build(pa.array(list("abaa")), hashes, array([5, 1, 3, 5]), np.array([1.0, 2.0, 3.0, 4.0]))
-    assert segment.group_keys.to_pylist() == ["b", "a"]
-    assert (segment.group_hash.tolist(), segment.start.tolist()) == ([low, high], [0, 1, 4])
-    assert segment.time_us.tolist() == [1, 3, 5, 5]
-    assert segment.value is not None and segment.value.tolist() == [2.0, 3.0, 1.0, 4.0]
-
-
 def test_keys_that_share_a_hash_and_take_turns_get_a_group_each() -> None:
     segment = EventSegment.build(pa.array(list("abab")), array([9] * 4), array([1, 2, 3, 4]), None)
     groups = dict(zip(segment.group_keys.to_pylist(), np.split(segment.time_us, segment.start[1:-1]), strict=True))
     assert {key: times.tolist() for key, times in groups.items()} == {"a": [1, 3], "b": [2, 4]}
     assert segment.value is None
-
-
-@forged
-@settings(max_examples=40, deadline=None)
-@given(events=EVENTS, mask=st.lists(st.booleans(), min_size=25, max_size=25))
-def test_a_part_of_a_segment_is_as_well_built(
-    events: list[Event], mask: list[bool], forge: Callable[[Array], Array]
-) -> None:
-    segment = segment_of(events, forge)
-    kept = np.array(mask[: len(segment)], bool)
-    part = segment.where(kept)
-    assert segment.value is not None
-    columns = zip(segment.keys.to_pylist(), segment.time_us.tolist(), segment.value.tolist(), kept, strict=True)
-    assert events_in([part]) == Counter((key, time, value) for key, time, value, keep in columns if keep)
-    assert_well_built(part, hashes_of(forge))
 
 
 @settings(max_examples=80, deadline=None)
@@ -248,61 +222,9 @@ def test_a_log_keeps_every_event_in_at_most_log2_n_plus_2_segments(seed: int) ->
     assert EventLog().merged() == []
 
 
-def a_crowded_log(rng: random.Random) -> tuple[EventLog, list[Event]]:
-    """Enough events for single ones to be forgotten."""
-    size = FORGET_FLOOR // 4 + 10
-    events = [(rng.choice(KEYS), rng.randint(0, 100), rng.choice((0.0, 0.5, 1.0, 2.0))) for _ in range(4 * size)]
-    return log_of([events[i::4] for i in range(4)]), events
-
-
 def nobody(segment: EventSegment) -> Array:
     """No waiting operation needs any event."""
     return np.full(len(segment.group_hash), 2**63 - 1)
-
-
-def test_at_the_floor_is_forgotten_and_one_microsecond_after_it_is_kept() -> None:
-    log, events = a_crowded_log(random.Random(1))
-    log.forget(40, nobody)
-    assert events_in(log.segments) == Counter(event for event in events if event[1] > 40)
-    assert {event[1] for event in events} >= {40, 41}
-    assert log.kept == len(log)
-
-
-def test_what_a_waiting_operation_needs_is_kept() -> None:
-    needed = {"a": 10, "b": 40, "c": 41, "d": 99, "e": 2**63 - 1, "f": -(2**63)}
-    log, events = a_crowded_log(random.Random(2))
-    log.forget(40, lambda segment: array([needed[key] for key in segment.group_keys.to_pylist()]))
-    assert events_in(log.segments) == Counter(e for e in events if e[1] > 40 or e[1] >= needed[e[0]])
-    assert_well_built(log.segments[0], hashes_of(FORGERIES["sound"]))
-
-
-def test_of_a_level_the_first_event_to_reach_it_stays() -> None:
-    log, events = a_crowded_log(random.Random(3))
-    log.forget(40, nobody, levels=True)
-    kept = events_in(log.segments)
-    assert Counter({e: n for e, n in kept.items() if e[1] > 40}) == Counter(e for e in events if e[1] > 40)
-    old = [event for event in kept.elements() if event[1] <= 40]
-    highest = {key: max(v for k, t, v in events if k == key and t <= 40) for key in KEYS}
-    first = {key: min(t for k, t, v in events if k == key and v == highest[key]) for key in KEYS}
-    assert sorted(old) == sorted((key, first[key], highest[key]) for key in KEYS)
-
-
-def test_a_level_outlives_any_number_of_forgettings() -> None:
-    log, highest, rng = EventLog(), dict.fromkeys(KEYS, -1.0), random.Random(4)
-    for turn in range(12):
-        events = [(rng.choice(KEYS), turn * 10 + rng.randint(0, 9), float(rng.randint(0, 5))) for _ in range(400)]
-        for key, _, value in events:
-            highest[key] = max(highest[key], value)
-        log.append(segment_of(events))
-        log.forget(turn * 10 + 9, nobody, levels=True)
-        assert {key: max(v for k, _, v in events_in(log.segments) if k == key) for key in KEYS} == highest
-    assert len(log) <= FORGET_FLOOR + 400 + 2 * len(KEYS)
-
-
-def test_a_few_old_events_lie_until_there_are_many() -> None:
-    log = log_of([[("a", 1, 0.0)] * 10])
-    log.forget(5, nobody)
-    assert len(log) == 10
 
 
 def test_where_nobody_waits_a_segment_is_cut_when_half_of_it_is_old_and_goes_when_all_of_it_is() -> None:

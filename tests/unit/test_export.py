@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from spark_purgatory.core.export.checked import TableRules, conserved, told
@@ -23,7 +22,7 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.spark.move import survey, tables
+from spark_purgatory.spark.move import survey
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved, numbered
 
@@ -206,33 +205,6 @@ def test_an_edit_that_no_engine_holds_is_told_with_its_column(
     assert CANARY not in "".join(told(name, faults)), "an error names no value of a row"
 
 
-def test_edits_that_an_engine_can_go_on_with_have_no_fault() -> None:
-    rules, tables = exported("final")
-    assert not rules.faults("operations", put("deadline_us", 15_000, undecided=False)(tables["operations"]))
-    early, tables = exported("early")
-    assert not early.faults("operations", put("keys", ["a", "z"])(tables["operations"]))
-    assert not early.faults("events", tables["events"].filter(pc.equal(tables["events"]["kept_as"], "log")))
-    assert not early.faults("operations", tables["operations"].slice(1))
-
-
-def test_a_rule_without_a_need_has_null_in_an_export() -> None:
-    _, tables = exported("by row")
-    operations = tables["operations"]
-    needs = dict(zip(operations["rule"].to_pylist(), operations["need"].to_pylist(), strict=True))
-    assert needs["any_key"] is None and needs["count"] == 3.0
-
-
-def test_rows_of_one_id_that_follow_each_other_may_both_wait() -> None:
-    shards = Shards(EARLY, 1, True)
-    shards.step([op("o"), op("o", "b", 20_001, 30_000)], [], 0)
-    table = operations_table(shards.engine(0), ["id", "row"])
-    assert table is not None
-    rules = TableRules(shards.spec)
-    assert not rules.faults("operations", numbered(table))
-    [fault] = rules.faults("operations", put("created_us", 20_000, created_us=20_001)(numbered(table)))
-    assert (fault.column, fault.rows) in {("id", 1), ("from_us", 1)}
-
-
 @pytest.mark.parametrize(
     ("rows", "removed", "said"),
     [
@@ -290,16 +262,6 @@ def test_the_watermark_of_a_checkpoint_is_that_of_the_shard_that_was_called_last
         blobs += shards.blobs
     told_of = [survey.ShardFacts(**each) for blob in blobs for each in survey._facts(None, ShardState(blob))]
     assert survey.Survey(cast("Any", None), told_of).watermark_ms == 9
-
-
-def test_equal_shards_are_told_apart() -> None:
-    """Two shards with the events alone counted as one shard that had them twice, and a move doubled them."""
-    spec, _, operations, events = STREAMS["final"]
-    shards = Shards(spec)
-    shards.step(operations, events, 0)
-    schema = pa.schema([("shard", pa.int64())])
-    batches = [batch for _ in "ab" for batch in tables._rows("events", schema, ShardState(shards.blobs[0]))]
-    assert len({number for batch in batches for number in batch["shard"].to_pylist()}) == 2
 
 
 def test_tables_are_written_as_the_golden_export_has_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_purgatory import Operations, criteria
+from spark_purgatory import Operations
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.arguments import Consent
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
 
@@ -51,14 +49,6 @@ def test_an_assignment_that_cannot_be_read_is_not_repeated(tmp_path: Path, assig
     with pytest.raises(JobConfigError, match="--set") as caught:
         load(tmp_path, JOB, ["name=a", assignment])
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_nobody_is_told_the_arguments_of_a_command_that_needs_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["spark-purgatory", "move", "--set", "source.password=hunter2"])
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(ConfigError, match=r"with the same command and --dry-run, then run .* --yes") as caught:
-        Consent(dry_run=False, yes=False).check()
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,17 +104,6 @@ def test_a_mapping_takes_what_another_has_and_may_say_it_otherwise(tmp_path: Pat
         load(tmp_path, f"{WHOLE}spark: {{<<: {{spark.a: 1}}, <<: {{spark.b: 1}}}}\n")
 
 
-def test_a_field_that_is_set_changes_no_other_that_was_written_with_it(tmp_path: Path) -> None:
-    shared = WHOLE.replace(
-        "source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders"
-    )
-    text = "\n".join("  source: *in" if "payments" in line else line for line in shared.splitlines())
-    text = text.replace("  value: v\n", "")
-    job = load(tmp_path, text, ["operations.source.path=/other"])
-    assert getattr(job.operations.source, "path", None) == "/other"
-    assert getattr(job.completions.source, "path", None) == "/in/orders"
-
-
 @pytest.mark.parametrize(
     "field",
     ["purgatory.shards", "purgatory.max_evidence", "purgatory.max_pending_per_shard", "metrics.prometheus_port"],
@@ -142,23 +121,6 @@ def test_a_need_is_a_number(tmp_path: Path, rule: str, need: str) -> None:
         load(tmp_path, f"{JOB}purgatory: {{criterion: {{{rule}: {need}}}}}\n")
     [problem] = caught.value.problems
     assert (problem.field, problem.allowed) == ("purgatory.criterion.need", "must be a number")
-
-
-def test_a_job_waits_until_the_deadline_and_keeps_the_largest(tmp_path: Path) -> None:
-    config = load(tmp_path, f"{JOB}purgatory: {{criterion: until_deadline, evidence_order: value}}\n")
-    assert config.purgatory.criterion.made() == criteria.until_deadline()
-    with pytest.raises(JobConfigError, match="until_deadline takes no number"):
-        load(tmp_path, f"{JOB}purgatory: {{criterion: {{until_deadline: 2}}}}\n")
-
-
-@pytest.mark.parametrize(
-    "criterion",
-    ["{rule: any_key, by_row: {rule: kind}}", "{rule: quorum, need: 2, by_row: {rule: kind}}",
-     "{rule: by_row, need: 2, by_row: {rule: kind}}"],
-)  # fmt: skip
-def test_a_rule_for_all_and_a_rule_of_each_row_are_not_both_taken(tmp_path: Path, criterion: str) -> None:
-    with pytest.raises(JobConfigError, match=r"purgatory.criterion: .*by_row"):
-        load(tmp_path, f"{JOB}purgatory: {{criterion: {criterion}}}\n")
 
 
 def test_a_timeout_beyond_the_longest_duration_is_refused_when_it_is_given(tmp_path: Path) -> None:

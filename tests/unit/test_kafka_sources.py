@@ -135,14 +135,6 @@ def test_a_fault_of_kafka_names_topics_and_fields(tmp_path: Path) -> None:
     assert kafka_fault("Division by zero", config) is None
 
 
-def test_what_kafka_says_of_a_record_is_no_field_of_its_value(tmp_path: Path) -> None:
-    config = job(tmp_path, operations={"select": ["*", "kafka_offset", "cast(kafka_key as string) as k"]})
-    assert not config.operations.names("kafka_headers")
-    assert job(tmp_path, operations={"where": "size(kafka_headers) > 0"}).operations.names("kafka_headers")
-    with pytest.raises(JobConfigError, match="schema: 'kafka_offset' is one of Kafka's own record columns"):
-        job(tmp_path, {"schema": "id string, at timestamp, kafka_offset int"})
-
-
 @pytest.mark.parametrize(
     ("output", "said"),
     [
@@ -234,16 +226,6 @@ def read(folder: Path, url: str, **more: Any) -> KafkaSource:
     return source
 
 
-def test_every_version_of_a_subject_can_be_read_and_the_latest_says_the_columns(tmp_path: Path, registry: str) -> None:
-    schemas = schemas_of(read(tmp_path, registry + "/"), "operations")
-    assert {number: json.loads(writer) for number, writer in schemas.writers.items()} == {4: V1, 9: V2}
-    assert json.loads(schemas.reader) == V2
-    (tmp_path / "order.avsc").write_text(json.dumps(V1), encoding="utf-8")
-    pinned = schemas_of(read(tmp_path, registry, schema_file=str(tmp_path / "order.avsc")), "operations")
-    assert json.loads(pinned.reader) == V1
-    assert set(pinned.writers) == {4, 9}
-
-
 @pytest.mark.parametrize(
     ("subject", "said"),
     [
@@ -330,18 +312,6 @@ def test_what_is_wrong_with_a_registry_is_said_without_its_password(tmp_path: Pa
     assert "hunter2" not in str(refused.value) and "4711" not in str(refused.value)
 
 
-def test_a_registry_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobConfigError, match=r"operations\.source\.avro\.registry: .*the registry cannot be reached"):
-        schemas_of(read(tmp_path, "http://127.0.0.1:1"), "operations")
-    for name, text in (("no.avsc", None), ("text.avsc", "record"), ("list.avsc", "[]")):
-        if text is not None:
-            (tmp_path / name).write_text(text, encoding="utf-8")
-        source = job(tmp_path, {"schema": None, "avro": {"schema_file": str(tmp_path / name)}}).operations.source
-        assert isinstance(source, KafkaSource)
-        with pytest.raises(JobConfigError, match=f"operations.source.avro.schema_file: '.*{name}' must be "):
-            schemas_of(source, "operations")
-
-
 # --- lag ------------------------------------------------------------------------------------------
 
 
@@ -359,13 +329,3 @@ def test_the_lag_is_what_all_topics_have_beyond_what_was_read() -> None:
     returns = Source("KafkaV2[Subscribe[returns]]", {"returns": {"0": 5}}, {"returns": {"0": 2}})
     assert lag_records([files]) is None
     assert lag_records([files, orders, returns]) == 9
-
-
-def test_offsets_are_read_as_every_release_of_pyspark_writes_them() -> None:
-    source = Source("KafkaV2[Subscribe[orders]]", {"orders": {"0": 9}}, {"orders": {"0": 5}})
-    assert lag_records([source]) == 4
-    source.latestOffset, source.endOffset = str({"orders": {"0": 9}}), str({"orders": {"0": 5}})
-    assert source.endOffset == "{'orders': {'0': 5}}", "as PySpark 4.0 and 4.1 do where a report comes as JSON"
-    assert lag_records([source]) == 4
-    source.latestOffset = source.endOffset = "None"
-    assert lag_records([source]) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from hashlib import blake2b
-from itertools import pairwise, permutations, product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays import value_column as keys
 from spark_purgatory.core.arrays.sorted_runs import by_first
-from spark_purgatory.core.arrays.value_column import MOST_CHUNKS, ValueColumn, as_bools, hash_keys, mix64
+from spark_purgatory.core.arrays.value_column import MOST_CHUNKS, ValueColumn, hash_keys, mix64
 from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR, IdRows, SeenIds
-from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 from tests.support.engine_driver import Shards, multiset
 from tests.support.splits import splits
 from tests.support.worlds import random_world
@@ -62,32 +60,11 @@ def test_integers_hash_as_splitmix64_does() -> None:
     assert [hex(value) for value in mixed.tolist()] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4"]
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint16()])
-def test_an_integer_hashes_alike_whatever_its_width(kind: pa.DataType) -> None:
-    assert hash_keys(pa.array([0, 1, 100], kind)).tolist() == mix64(array([0, 1, 100])).tolist()
-
-
-def test_hashing_leaves_the_keys_as_they_were() -> None:
-    keys = array([5, -5, 0])
-    mix64(keys)
-    assert keys.tolist() == [5, -5, 0]
-
-
 def test_text_and_its_bytes_hash_alike_and_as_blake2b() -> None:
     words = ["", "a", "ä", "a" * 1000, "\0", "a"]
     expected = [int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little", signed=True) for word in words]
     assert hash_keys(pa.array(words)).tolist() == expected
     assert hash_keys(pa.array([word.encode() for word in words], pa.binary())).tolist() == expected
-
-
-def test_bytes_that_are_no_text_have_a_hash_too() -> None:
-    hashes = hash_keys(pa.array([b"\xff", b"\xfe", b"\xff\xfe", b""], pa.binary()))
-    assert len(set(hashes.tolist())) == 4
-
-
-def test_no_keys_have_no_hashes() -> None:
-    for kind in (pa.string(), pa.binary(), pa.int64()):
-        assert hash_keys(pa.array([], kind)).tolist() == []
 
 
 # --- a column of keys is a list -------------------------------------------------------------------
@@ -142,14 +119,6 @@ def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> No
         assert merged or (action != "merge" and len(chunks) <= MOST_CHUNKS), chunks
 
 
-def test_merging_copies_only_what_is_merged() -> None:
-    column = ValueColumn([pa.array(["long"] * 9), pa.array(["a"]), pa.array(["b"])])
-    older = column.chunks[0]
-    column.merge()
-    assert column.chunks[0] is older
-    assert [chunk.to_pylist() for chunk in column.chunks] == [["long"] * 9, ["a", "b"]]
-
-
 def test_no_chunk_grows_beyond_what_arrow_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MAX_CHUNK_BYTES", 200)
     column, model = ValueColumn(), [f"{i:020d}" for i in range(40)]
@@ -161,12 +130,6 @@ def test_no_chunk_grows_beyond_what_arrow_can_number(monkeypatch: pytest.MonkeyP
     assert column.take(array([39, 0, 17])).to_pylist() == [model[39], model[0], model[17]]
 
 
-def test_a_key_column_may_start_with_chunks() -> None:
-    column = ValueColumn([pa.array(["a", "b"]), pa.array(["c"])])
-    assert (len(column), column.take(array([2, 0, 2])).to_pylist()) == (3, ["c", "a", "c"])
-    assert column.equal(array([0, 2]), pa.array(["c"]), array([0, 0])).tolist() == [False, True]
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
 def test_null_equals_null_and_nothing_else(kind: pa.DataType) -> None:
     column = ValueColumn([pa.array([None, "a", None], pa.string()).cast(kind), pa.array(["b"]).cast(kind)])
@@ -174,10 +137,6 @@ def test_null_equals_null_and_nothing_else(kind: pa.DataType) -> None:
     pairs = [(mine, theirs) for mine in range(4) for theirs in range(3)]
     same = column.equal(*(array([pair[0] for pair in pairs]), others, array([pair[1] for pair in pairs])))
     assert [pair for pair, equal in zip(pairs, same, strict=True) if equal] == [(0, 1), (1, 0), (2, 1)]
-
-
-def test_booleans_come_out_of_arrow_as_they_went_in() -> None:
-    assert as_bools(pa.array([True, False, True])).tolist() == [True, False, True]
 
 
 # --- ids ------------------------------------------------------------------------------------------
@@ -226,41 +185,6 @@ def take(
     ids.add([column.take(pa.array(left)) for column in identity], hashes[left], deadline[left])
     ids.forget(watermark_us)
     return list(repeated.tolist())
-
-
-def test_an_id_repeats_while_its_deadline_lies_ahead_of_the_watermark() -> None:
-    ids = SeenIds(1)
-    assert take(ids, [("o", 10, 20)], 5) == [False]
-    assert take(ids, [("p", 10, 20), ("o", 11, 30), ("o", 20, 21)], 19) == [False, True, True]
-    assert take(ids, [("o", 20, 40)], 20) == [False], "the deadline has passed"
-
-
-def test_an_id_may_come_again_for_a_time_after_the_deadline_while_the_first_still_waits() -> None:
-    ids = SeenIds(1)
-    take(ids, [("o", 10, 20)], 5)
-    assert take(ids, [("o", 21, 30), ("o", 20, 99)], 6) == [False, True]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
-def test_of_three_rows_in_a_batch_each_is_measured_by_the_one_that_stands(order: tuple[int, ...]) -> None:
-    # The second falls to the first; the third lies within the second's wait, but the second does not stand.
-    rows, fates = [("o", 10, 20), ("o", 15, 25), ("o", 22, 30)], [False, True, False]
-    assert take(SeenIds(1), [rows[i] for i in order], 0) == [fates[i] for i in order]
-
-
-def test_of_equal_rows_in_a_batch_the_first_given_stands() -> None:
-    assert take(SeenIds(1), [("o", 10, 20), ("p", 10, 20), ("o", 10, 20), ("o", 10, 20)], 0) == [
-        False,
-        False,
-        True,
-        True,
-    ]
-
-
-def test_a_row_that_falls_to_an_earlier_batch_lets_no_other_row_fall() -> None:
-    ids = SeenIds(1)
-    take(ids, [("o", 10, 20)], 0)
-    assert take(ids, [("o", 20, 40), ("o", 30, 35)], 0) == [True, False]
 
 
 def test_every_batch_of_three_small_rows_is_judged_as_by_a_dictionary() -> None:
@@ -336,35 +260,6 @@ def test_watch_lists_of_keys_that_collide_stay_apart(forge: Callable[[Array], Ar
         watchers.drop(dropped)
         model[asked[0].as_py()] = []
     assert watchers.watched == sum(map(len, model.values()))
-
-
-@forged
-def test_a_purgatory_completes_the_same_whatever_the_hashes(forge: Callable[[Array], Array]) -> None:
-    rng, happened, keys_of = random.Random(8), set[str](), list[set[str]]()
-
-    def holds(rows: Array) -> Array:
-        return np.array([keys_of[row] <= happened for row in rows], bool)
-
-    ended: list[int] = []
-    purgatory = KafkaPurgatory(SystemTimer(), try_complete=holds, on_complete=lambda r: ended.extend(r.tolist()))
-    expected: set[int] = set()
-    for step in range(40):
-        keys = [[rng.choice("abcdefgh") for _ in range(rng.randint(1, 3))] for _ in range(5)]
-        keys_of += [set(each) for each in keys]
-        flat = pa.array([key for each in keys for key in each], pa.string())
-        offsets = np.cumsum([0, *map(len, keys)])
-        deadlines = np.full(5, 10**6)
-        purgatory.watch(flat, offsets, deadlines, forge(hash_keys(flat)))
-        expected |= {row for row in range(len(keys_of) - 5, len(keys_of)) if keys_of[row] <= happened}
-        key = rng.choice("abcdefgh")
-        happened = {key, rng.choice("abcdefgh")}
-        asked = pa.array([key, "unknown"])
-        counts = purgatory.check(asked, forge(hash_keys(asked)))
-        new = {row for row, each in enumerate(keys_of) if key in each and each <= happened} - expected
-        assert counts.tolist() == [len(new), 0], step
-        expected |= new
-        validate(purgatory)
-    assert set(ended) == expected and len(ended) == len(expected) > 20
 
 
 # --- the whole engine, with forged hashes ---------------------------------------------------------

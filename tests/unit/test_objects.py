@@ -43,32 +43,6 @@ def test_an_object_is_shown_as_it_is_written_and_can_be_pasted(criterion: Any) -
     assert eval(repr(sink), {**NAMES}) == sink
 
 
-class Expression:
-    """Like a Column: it compares to an expression, which has no truth."""
-
-    def alias(self, *alias: str, **named: Any) -> Expression:
-        return self
-
-    cast = alias
-
-    def __eq__(self, other: object) -> Any:
-        return self
-
-    __ne__ = __eq__
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        raise ValueError("no truth")
-
-    def __repr__(self) -> str:
-        return "Column<'upper(id)'>"
-
-
-def test_a_column_is_shown_and_not_compared() -> None:
-    shown = repr(Operations(**{**ORDERS, "id": Expression(), "timeout": Expression()}))
-    assert shown.count("Column<'upper(id)'>") == 2
-
-
 @pytest.mark.parametrize("shown", [Purgatory, Operations, Completions, RecordAccumulator, SinkOptions])
 def test_help_begins_with_bare_types(shown: type) -> None:
     text = f"{shown.__name__}{inspect.signature(shown)}"
@@ -103,19 +77,3 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
     assert "While completions are silent" in other and "example" not in other
     due = replace(purgatory().operations, timeout=None, deadline="due")
     assert "waits until `due` from" in purgatory(operations=due).explain()
-
-
-def test_a_notebook_shows_the_rules_what_was_set_and_what_was_not() -> None:
-    shown = purgatory(prefix="<b>")._repr_html_()
-    assert (
-        "each <code>order_id</code> waits 30 minutes" in shown
-        and "prefix=&#x27;&lt;b&gt;&#x27;" in shown
-        and "<b>&#x27;" not in shown
-    )
-    assert "options at their defaults" in shown and "max_evidence=100" in shown
-
-
-def test_a_time_out_of_any_length_is_explained() -> None:
-    for timeout, end in (("36 hours", "00:00:00 2 days later"), ("36500 days", "12:00:00 36,500 days later")):
-        text = " ".join(purgatory(operations=Operations(**ORDERS, timeout=timeout)).explain().split())
-        assert f"its deadline is {end}." in text

@@ -14,13 +14,12 @@ import pytest
 
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences, restore, save
+from spark_purgatory.core.state.engine_snapshot import differences, restore, save
 from spark_purgatory.core.state.payload_evolution import StoredPayload, merged
-from spark_purgatory.core.state.payload_schema import conform, widens
+from spark_purgatory.core.state.payload_schema import widens
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
-from tests.support.payload_states import arrivals, expired, saved, spec_of
+from tests.support.payload_states import expired, saved, spec_of
 
 STRING, LONG = pa.string(), pa.int64()
 KEYED = [("id", STRING), ("key", STRING)]
@@ -52,7 +51,6 @@ def after(then: EngineSpec, now: EngineSpec, given: list[dict[str, Any]]) -> lis
 # --- types ----------------------------------------------------------------------------------------
 
 LAST = {pa.int8(): 2**7 - 1, pa.int16(): 2**15 - 1, pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
-FLOATS = [0.1, -0.0, float("inf"), 1e-45]
 DAYS = [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]
 
 
@@ -95,11 +93,6 @@ def test_a_wider_type_holds_the_same_values(
 
 def rows_of(values: list[Any]) -> list[dict[str, Any]]:
     return [{"x": value} for value in values]
-
-
-def test_a_float_becomes_the_double_of_the_same_value() -> None:
-    values = pa.array([*FLOATS, None], pa.float32()).to_pylist()
-    assert str(after(spec(("x", pa.float32())), spec(("x", pa.float64())), rows(x=values))) == str(rows_of(values))
 
 
 NUMBERS = [*LAST, pa.float32(), pa.float64(), pa.decimal128(3, 0), pa.decimal128(10, 0), pa.decimal128(20, 0)]
@@ -164,12 +157,6 @@ CITIES = rows(city=["a", None, "c"], n=[1, 2, 3])
 CITY, TOWN, N = ("city", STRING), ("town", STRING), ("n", LONG)
 
 
-def test_a_new_column_is_null_in_what_waits() -> None:
-    address = pa.struct([("city", STRING), ("zips", pa.map_(STRING, pa.list_(LONG)))])
-    come_out = after(spec(CITY, N), spec(("address", address), N, ("note", pa.null()), CITY), CITIES)
-    assert come_out == [{"address": None, "n": r["n"], "note": None, "city": r["city"]} for r in CITIES]
-
-
 def test_a_new_column_that_is_never_null_is_refused_with_the_remedy() -> None:
     never = pa.field("flag", pa.bool_(), nullable=False)
     said = r"column 'flag' is not in the checkpoint and never .* when\(lit\(True\), value\) in .* fill it after resolve"
@@ -178,19 +165,6 @@ def test_a_new_column_that_is_never_null_is_refused_with_the_remedy() -> None:
     assert restore(spec(CITY, N, never), saved(spec(CITY, N), []), 1).pending == 0, (
         "where nothing waits nothing is null"
     )
-
-
-def test_a_column_less_is_dropped_for_good() -> None:
-    assert after(spec(CITY, N), spec(N), CITIES) == [{"n": 1}, {"n": 2}, {"n": 3}]
-    without = save(restore(spec(N), saved(spec(CITY, N), CITIES), 1), 1)
-    assert [row["city"] for row in expired(restore(spec(CITY, N), without, 1))] == [None] * 3
-
-
-def test_no_column_may_be_left() -> None:
-    everything = spec_of(pa.schema([CITY, N]))
-    engine = restore(spec_of(pa.schema([])), saved(everything, CITIES), 1)
-    assert engine.pending == 3
-    assert [len(batch) for batch in engine.step(None, None, 30)] == [3]
 
 
 RENAMED = (
@@ -209,39 +183,6 @@ def test_a_column_less_and_one_more_of_its_type_may_be_a_rename_and_are_refused(
         assert after(spec(CITY, N), given_up, CITIES) == [{"town": None, "n": r["n"]} for r in CITIES]
     with pytest.raises(StateMismatchError, match=RENAMED):
         restore(replace(now, removed_columns=("CITY",), case_sensitive=True), saved(spec(CITY, N), CITIES), 1)
-
-
-def test_a_column_less_and_one_more_of_a_type_that_is_not_wider_are_no_rename() -> None:
-    assert after(spec(CITY, N), spec(N, ("zip", LONG)), CITIES) == [{"n": r["n"], "zip": None} for r in CITIES]
-    with pytest.raises(StateMismatchError, match=r"'n' is in the checkpoint .* 'm' of the same type"):
-        restore(spec(CITY, ("m", pa.decimal128(20, 0))), saved(spec(CITY, N), CITIES), 1)
-
-
-def test_a_shard_that_was_not_touched_between_two_restarts_is_asked_about_as_well() -> None:
-    """Dropped at one restart, another added at the next: by the second nobody can tell from the shard's own state."""
-    untouched, touched = saved(spec(CITY, N), CITIES), save(restore(spec(N), saved(spec(CITY, N), CITIES), 1), 1)
-    assert differences(spec(TOWN, N), touched, 1) == []
-    [said] = differences(spec(TOWN, N), untouched, 1)
-    assert "removed_columns=['city']" in said
-    assert differences(replace(spec(TOWN, N), removed_columns=("city",)), untouched, 1) == []
-
-
-PLACE = pa.struct([("city", STRING), ("at", pa.struct([("x", pa.int32()), ("y", pa.float32())]))])
-PLACES = [{"city": "a", "at": {"x": 1, "y": 0.5}}, None, {"city": None, "at": None}]
-
-
-def test_fields_of_structs_are_added_dropped_widened_and_put_in_order_at_every_depth() -> None:
-    at = pa.struct([("z", STRING), ("y", pa.float64()), ("x", LONG)])
-    now = pa.struct([("at", at), ("land", pa.struct([pa.field("code", STRING, nullable=False)]))])
-    expected = [
-        {"at": {"z": None, "y": 0.5, "x": 1}, "land": None},
-        None,
-        {"at": None, "land": None},
-    ]
-    assert after(spec(("x", PLACE)), spec(("x", now)), rows(x=PLACES)) == rows_of(expected)
-    within = spec(("x", pa.map_(STRING, pa.list_(PLACE)))), spec(("x", pa.map_(STRING, pa.list_(now))))
-    maps = [[("a", PLACES), ("b", None)], None, []]
-    assert after(*within, rows(x=maps)) == rows_of([[("a", expected), ("b", None)], None, []])
 
 
 def test_a_field_that_may_be_renamed_is_given_up_by_its_path() -> None:
@@ -297,22 +238,6 @@ def keyed(kind: pa.DataType, name: str = "number", **others: Any) -> EngineSpec:
     return spec_of(columns, ("keys", "key"), **given)
 
 
-def test_a_column_that_operations_names_keeps_its_type_but_whole_numbers() -> None:
-    given = rows(number=[Decimal("1.50"), Decimal("2.00")])
-    blob = saved(keyed(pa.decimal128(10, 2)), given)
-    assert differences(keyed(pa.decimal128(10, 2)), blob, 1) == []
-    text, column = differences(keyed(pa.decimal128(12, 3)), blob, 1)
-    assert text == (
-        "operations.id: the checkpoint keeps it as the text of decimal(38,2), but the query has decimal(38,3): "
-        "cast it back"
-    )
-    assert column == (
-        "column 'number' is operations.id, and is decimal(10,2) in the checkpoint and decimal(12,3) in the query: "
-        "cast it to decimal(10,2)"
-    )
-    assert after(keyed(pa.int32()), keyed(LONG), rows(number=[1, 2]))[0]["number"] == 1
-
-
 def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> None:
     blob = saved(keyed(pa.int32()), rows(number=[1, 2]))
     said = "operations.id: the checkpoint takes it from column 'number', the query from "
@@ -329,96 +254,6 @@ def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> Non
     assert differences(keyed(pa.int32(), "other"), nothing_waits, 1) == []
     [text] = differences(keyed(pa.decimal128(10, 2)), nothing_waits, 1)
     assert text.startswith("operations.id: the checkpoint keeps it as the text of bigint"), "ids are kept longer"
-
-
-def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
-    blob = saved(spec(CITY, N), CITIES)
-    without = spec_of(pa.schema([("id", STRING), CITY, N]), ("id", "id"))
-    [said] = differences(without, blob, 1)
-    assert said == (
-        "operations.keys: the checkpoint takes it from column 'key', the query from an expression or a column of "
-        "another type: set it back"
-    )
-    another = spec_of(pa.schema([("id", STRING), ("new", STRING), CITY, N]), ("id", "id"), ("keys", "new"))
-    key_last = spec_of(pa.schema([("id", STRING), CITY, N, ("key", STRING)]), *PLAYED)
-    for stored in (blob, saved(key_last, CITIES)):
-        assert any("'key', the query from column 'new'" in text for text in differences(another, stored, 1))
-
-
-# --- columns of every type ------------------------------------------------------------------------
-
-COLUMNS_TYPES: list[tuple[str, pa.DataType]] = [
-    *KEYED,
-    ("tiny", pa.int8()),
-    ("small", pa.int16()),
-    ("whole", pa.int32()),
-    ("real", pa.float32()),
-    ("price", pa.decimal128(10, 2)),
-    ("day", pa.date32()),
-    ("city", STRING),
-    ("place", PLACE),
-    ("tags", pa.map_(STRING, pa.list_(pa.int32()))),
-]
-COLUMNS_ROWS = rows(
-    tiny=[127, None, -128],
-    small=[1, 2, 3],
-    whole=[2**31 - 1, None, 0],
-    real=[0.5, None, -1.25],
-    price=[Decimal("99999999.99"), None, Decimal("-0.01")],
-    day=[date(2024, 2, 29), None, date(1, 1, 1)],
-    city=["a", None, "c"],
-    place=PLACES,
-    tags=[[("a", [1, None])], None, []],
-)
-EVOLVED: list[tuple[str, pa.DataType]] = [
-    ("new", pa.list_(STRING)),
-    ("tags", pa.map_(STRING, pa.list_(LONG))),
-    ("place", pa.struct([("at", pa.struct([("y", pa.float64()), ("x", LONG), ("z", STRING)])), ("city", STRING)])),
-    ("day", pa.timestamp("us")),
-    ("price", pa.decimal128(14, 4)),
-    ("real", pa.float64()),
-    ("whole", LONG),
-    ("small", pa.decimal128(12, 2)),
-    ("tiny", pa.float64()),
-    *KEYED,
-]  # fmt: skip
-
-
-def expected_of(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the state under the evolved columns, in plain Python."""
-    place = row["place"]
-    at = None if place is None or place["at"] is None else {**place["at"], "z": None}
-    day = row["day"]
-    return {
-        **{name: row[name] for name in ("id", "key", "tags", "price", "real", "whole", "tiny")},
-        "new": None,
-        "place": None if place is None else {"at": at, "city": place["city"]},
-        "day": None if day is None else datetime(day.year, day.month, day.day),
-        "small": Decimal(row["small"]),
-    }
-
-
-def columns_spec(types: list[tuple[str, pa.DataType]]) -> EngineSpec:
-    return spec_of(pa.schema(types), *PLAYED)
-
-
-def test_columns_of_every_type_are_evolved() -> None:
-    stored = columns_state()
-    then, now = columns_spec(COLUMNS_TYPES), columns_spec(EVOLVED)
-    assert expired(restore(then, stored, 1)) == COLUMNS_ROWS
-    engine = restore(now, stored, 1)
-    validate(engine.purgatory)
-    again = restore(now, save(engine, 1), 1)
-    more = [{**expected_of(row), "id": f"{row['id']} more", "new": ["b"]} for row in COLUMNS_ROWS]
-    assert again.step(arrivals(more, now), None, 0) == []
-    expected = sorted([*map(expected_of, COLUMNS_ROWS), *more], key=lambda row: row["id"])
-    assert expired(restore(now, save(again, 1), 1)) == expected
-
-
-def test_payload_of_an_untouched_state_is_as_it_was_written() -> None:
-    _, _, tables = read_blob(columns_state(), 1)
-    [batch] = tables[PAYLOAD]
-    assert batch.schema.types == [kind for _, kind in COLUMNS_TYPES]
 
 
 # --- random schemas, and a reference in plain Python ----------------------------------------------
@@ -547,18 +382,3 @@ def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
         assert column.type == pa.struct([("n", LONG)]), "where it is null in one shard, it may be null"
     with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others. It was dropped"):
         merged([[pa.field("x", pa.struct([("n", kind)]))] for kind in (STRING, pa.int32())])
-
-
-def test_a_slice_conforms_as_the_whole_does() -> None:
-    column = pa.array(PLACES * 5, PLACE)
-    now = pa.struct([("at", pa.struct([("z", STRING), ("x", LONG)])), ("n", LONG)])
-    whole_column = conform(column, now).to_pylist()
-    for start, count in ((0, 15), (1, 7), (14, 1), (3, 0)):
-        part = conform(column.slice(start, count), now)
-        part.validate(full=True)
-        assert part.to_pylist() == whole_column[start : start + count]
-
-
-def columns_state() -> bytes:
-    """A state with these columns."""
-    return saved(columns_spec(COLUMNS_TYPES), COLUMNS_ROWS)

@@ -12,7 +12,7 @@ import pytest
 
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, sent, type_text
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, sent, type_text
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
 from tests.support.payload_states import NAMED, WAITING, arrivals, expired, saved, spec_of
@@ -84,33 +84,6 @@ def test_a_column_conforms_to_another_type_of_the_same_values(start: int, count:
     assert conformed.type.equals(QUERYS_TYPE, check_metadata=True)
     assert in_order(conformed.to_pylist()) == in_order(column.to_pylist())
     assert conform(conformed, QUERYS_TYPE) is conformed
-
-
-def test_what_is_not_large_is_not_copied() -> None:
-    rows = [(NOON, [{"x": "a", "y": NOON}], 1.5)] * 9
-    kind = pa.struct(
-        [("t", KOLKATA), ("l", pa.list_(pa.struct([("x", pa.string()), ("y", KOLKATA)]))), ("d", pa.float64())]
-    )
-    wanted = pa.struct(
-        [("d", pa.float64()), ("l", pa.list_(pa.struct([("y", ZONED), ("x", pa.string())]))), ("t", ZONED)]
-    )
-    column = pa.array([dict(zip("tld", row, strict=True)) for row in rows], kind)
-    given = {buffer.address for buffer in column.buffers() if buffer is not None}
-    assert {buffer.address for buffer in conform(column, wanted).buffers() if buffer is not None} <= given
-
-
-def test_a_plain_type_has_no_session_zone_and_no_large_offsets() -> None:
-    assert plain(SESSIONS_TYPE) == pa.struct(
-        [
-            pa.field("at", ZONED, nullable=False),
-            pa.field("lines", pa.list_(pa.field("element", pa.struct([("text", pa.string()), ("at", ZONED)])))),
-            pa.field("map", pa.map_(pa.string(), pa.field("value", ZONED, nullable=False))),
-            pa.field("empty", pa.struct([])),
-            pa.field("voids", pa.list_(pa.field("element", pa.null()))),
-            pa.field("bytes", pa.binary()),
-        ]
-    )
-    assert plain(pa.timestamp("us")) == pa.timestamp("us"), "timestamp_ntz has no zone to lose"
 
 
 def test_types_are_told_in_sparks_words() -> None:
@@ -204,57 +177,6 @@ def within(path: str, *fields: pa.Field) -> pa.Field:
     return pa.field("c", shapes[path])
 
 
-@pytest.mark.parametrize("path", ["", ".element", ".key", ".value", ".s.element"])
-def test_nested_fields_are_matched_by_name_too(path: str) -> None:
-    for now in ([AMOUNT, CITY], [CITY, TOWN, AMOUNT], [AMOUNT.with_type(pa.decimal128(11, 3)), CITY]):
-        assert take_up([within(path, CITY, AMOUNT)], [within(path, *now)]) == [0]
-    in_key = f"column 'c{path}.city' is part of a map's key in the checkpoint and not in the query"
-    renamed = f"column 'c{path}.city' is in the checkpoint and not in the query, and 'c{path}.town' of the same type"
-    for now, said in (
-        ([AMOUNT], in_key if path == ".key" else ""),
-        ([AMOUNT, TOWN], in_key if path == ".key" else renamed),
-        (
-            [CITY, AMOUNT.with_type(pa.int64())],
-            f"column 'c{path}.amount' is decimal(10,2) in the checkpoint and bigint",
-        ),
-        ([CITY, AMOUNT, TOWN.with_nullable(False)], f"'c{path}.town' is not in the checkpoint and never null"),
-    ):
-        if said:
-            with pytest.raises(StateMismatchError) as raised:
-                take_up([within(path, CITY, AMOUNT)], [within(path, *now)])
-            assert said in str(raised.value)
-        else:
-            assert take_up([within(path, CITY, AMOUNT)], [within(path, *now)]) == [0]
-
-
-def test_names_that_differ_in_case_alone_are_one_name_unless_the_session_says_otherwise() -> None:
-    capital = AMOUNT.with_name("Amount")
-    assert take_up([CITY, AMOUNT], [capital, CITY]) == [1, 0]
-    assert take_up([CITY, AMOUNT, capital], [capital, CITY, AMOUNT], case_sensitive=True) == [2, 0, 1]
-    with pytest.raises(StateMismatchError, match=r"'amount' is in the checkpoint .*'Amount' .*caseSensitive is true"):
-        take_up([CITY, AMOUNT], [capital, CITY], case_sensitive=True)
-
-
-def test_what_arrow_does_not_tell_apart_is_told_apart_where_both_sides_noted_it() -> None:
-    def time(precision: int) -> pa.Field:
-        return pa.field("t", pa.time64("ns"), metadata={SPARK_TYPE: f"time({precision})".encode()})
-
-    def geometry(srid: int) -> pa.Field:
-        mark = {b"geometry": b"true", b"srid": str(srid).encode()}
-        return pa.field("t", pa.struct([("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata=mark)]))
-
-    assert take_up([time(6)], [time(6)]) == take_up([geometry(4326)], [geometry(4326)]) == [0]
-    assert take_up([time(6).remove_metadata()], [time(0)]) == [0], "the tester notes nothing"
-    for then, now, said in (
-        (time(6), time(0), "'t' is time(6) in the checkpoint and time(0) in the query"),
-        (geometry(0), geometry(4326), "'t' is geometry(0) in the checkpoint and geometry(4326) in the query"),
-        (geometry(0), pa.field("t", pa.struct([("srid", pa.int32()), ("wkb", pa.binary())])), "and struct<srid:int,"),
-    ):
-        with pytest.raises(StateMismatchError) as raised:
-            take_up([then], [now])
-        assert said in str(raised.value)
-
-
 def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> None:
     never = AMOUNT.with_nullable(False)
     chunk = pa.RecordBatch.from_arrays([pa.array([Decimal("1.25"), None])], schema=pa.schema([AMOUNT.with_name("p0")]))
@@ -275,16 +197,6 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             )
             [said] = StoredPayload([batch], ["c"], pa.schema([now])).differences()
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
-
-
-def test_fields_of_a_null_struct_are_nobodys_nulls() -> None:
-    """Spark writes nulls there, pyarrow zeros."""
-    column = pa.StructArray.from_arrays([pa.array([None, 1])], names=["n"], mask=pa.array([True, False]))
-    then, now = (pa.field("c", pa.struct([pa.field("n", pa.int64(), nullable)])) for nullable in (True, False))
-    batch = pa.RecordBatch.from_arrays([column.cast(then.type)], schema=pa.schema([then.with_name("p0")]))
-    payload = StoredPayload([batch], ["c"], pa.schema([now]))
-    assert payload.differences() == []
-    assert [each.to_pydict() for each in payload.evolved()] == [{"p0": [None, {"n": 1}]}]
 
 
 # --- an engine's state ----------------------------------------------------------------------------
@@ -328,12 +240,3 @@ def test_a_role_that_another_column_plays_is_refused_by_name() -> None:
             restore(spec_of(NAMED, *played), blob, 1)
     capitals = pa.schema([field.with_name(field.name.upper()) for field in NAMED])
     assert restore(spec_of(capitals, ("keys", "KEY"), ("id", "ID")), blob, 1).pending == 5
-
-
-def test_a_shard_in_which_nothing_waits_takes_other_columns() -> None:
-    blob = saved(spec_of(NAMED, ("id", "id")), rows=[])
-    columns = pa.schema([("name", pa.binary()), ("id", pa.string())])
-    spec = spec_of(columns, ("id", "id"))
-    engine = restore(spec, blob, 1)
-    assert engine.step(arrivals([{"id": "o", "key": "k", "name": b"n"}], spec), None, 0) == []
-    assert expired(restore(spec, save(engine, 1), 1)) == [{"name": b"n", "id": "o"}]

@@ -88,12 +88,6 @@ def test_what_does_not_fit_into_a_batch_expires_when_the_watermark_moves(engines
     assert timers(handle) == {}
 
 
-def test_what_fits_expires_at_once(engines: WarmEngines) -> None:
-    handle = Handle(dict[int, ShardState]())
-    arrive(host_of(handle, engines, 1 << 30), handle)
-    assert fire(host_of(handle, engines, 1 << 30), handle, 99_000) == ["1", "2", "3"]
-
-
 def test_a_shard_that_was_postponed_takes_rows_before_its_timer(engines: WarmEngines) -> None:
     handle = Handle(dict[int, ShardState]())
     arrive(host_of(handle, engines, 0), handle)

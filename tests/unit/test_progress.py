@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,19 +60,6 @@ def console() -> Console:
     return Console(file=StringIO(), width=80, force_terminal=True, color_system=None, markup=False)
 
 
-def test_millions_are_whole_in_80_columns(console: Console) -> None:
-    progress = ProgressDisplay(console, pending=9_876_543, name="orders", spark_log=Path("spark.log"))
-    progress.update(query_of(report(1204, 1_234_567, received=1_234_567, completed=1_000_000, expired=234_567)))
-    lines = seen(progress, console)
-    [row] = [line for line in lines if line.lstrip().startswith("1204")]
-    assert row.split() == [
-        "1204", "1,234,567", "1,234,567", "9,876,543", "10,288", "120.0", "s", "2024-03-01", "08:04:58",
-    ]  # fmt: skip
-    assert max(map(len, lines)) <= 80 and not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
-    assert "this run   COMPLETED 1,000,000   EXPIRED 234,567" in lines
-    assert lines[-1] == "Spark's own output: spark.log"
-
-
 def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
     progress = ProgressDisplay(console, name="orders")
     assert "starting the query" in seen(progress, console)[0]
@@ -86,12 +72,6 @@ def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
     progress.update(query_of(report(0, 5, received=5), is_working=True))
     assert "stopping within 10 s, then a drain" in seen(progress, console)[0]
     assert "ctrl-C cuts" in seen(progress, console)[0]
-
-
-def test_the_view_moves_by_itself_on_a_terminal(console: Console) -> None:
-    with ProgressDisplay(console, name="orders") as progress:
-        assert progress._live is not None and progress._live.auto_refresh
-    assert isinstance(console.file, StringIO) and "ended" in console.file.getvalue()
 
 
 def test_elsewhere_a_micro_batch_is_a_line() -> None:
@@ -128,12 +108,6 @@ def test_files_are_told_in_a_sentence(sizes: list[int], says: str, console: Cons
     assert end == "Nothing lost: 110,621 received = 101,000 with an outcome, all in the table + 9,621 waiting"
 
 
-def test_an_empty_table_has_no_files(console: Console) -> None:
-    with console.capture() as shown:
-        print_summary(console, Summary({}, {}, [], JobTally(3, 0, 3)), "table t", Totals())
-    assert "Files: none" in shown.get().splitlines()
-
-
 def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> None:
     for tally, says in (
         (
@@ -148,14 +122,6 @@ def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> 
         with console.capture() as shown:
             print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t", Totals())
         assert says in " ".join(shown.get().split())
-
-
-def test_rows_of_orphans_are_no_operations_and_shares_add_up(console: Console) -> None:
-    statuses = {"COMPLETED": 760, "EXPIRED": 240, "ORPHAN": 204}
-    with console.capture() as shown:
-        print_summary(console, Summary(statuses, {}, [1], JobTally(1000, 1000, 0)), "table t", Totals())
-    assert sum(map(float, re.findall(r"([\d.]+)%", shown.get()))) == 100.0
-    assert "Also 204 ORPHAN rows: events that counted for no operation" in shown.get()
 
 
 def totals_of(**counters: Any) -> Totals:

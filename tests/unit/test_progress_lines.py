@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,17 +76,6 @@ def test_a_drain_begins_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "drain 19 began: 7 rows"
 
 
-def test_after_a_restart_what_waits_is_what_was_last_read_from_the_state(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(recorded(first_batch=100), capsys)
-    assert lines[0].startswith("batch 100: 20 rows in, 10 decided, ? waiting, ")
-    assert ", about 12,000 waiting, " in lines[-2]
-
-
-def test_a_query_that_ran_before_has_no_number_for_its_last_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    [line, _] = printed(iter([list(recorded())[5]]), capsys)
-    assert line.startswith("batch 5: 20 rows in, ? decided, 0 waiting, ")
-
-
 def test_the_table_has_the_last_micro_batches_and_the_drain() -> None:
     report = metrics.progress()
     assert report._repr_html_() == repr(report) == "no micro-batch so far"
@@ -121,12 +109,3 @@ def test_a_notebook_gets_one_display_that_is_updated(
     assert not printed(recorded(), capsys)
     assert [how for how, _ in shown] == ["display_id=True"] + ["update"] * 36
     assert shown[0][1] == "no micro-batch so far" and "drain 18 ended" in shown[-1][1]
-
-
-def test_neither_ipython_nor_rich_is_imported() -> None:
-    code = (
-        "import sys; from spark_purgatory import metrics; metrics.progress(); "
-        "print({'IPython', 'rich', 'pyspark'} & set(sys.modules))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "set()\n"

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pyspark
 import pytest
-from packaging.requirements import Requirement
 
 from spark_purgatory.doctor import finding
 from spark_purgatory.doctor.finding import release_finding, verified_releases
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.host.requirements import MESSAGES, check_blob_host, fitting_protobuf, why_no_messages
-from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG
+from spark_purgatory.spark.host.requirements import check_blob_host, fitting_protobuf
 from spark_purgatory.worker_python import arrow_remedy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,17 +40,6 @@ def test_a_release_that_was_not_tested_is_a_note_with_those_that_were(release: s
     assert all(tested in found.found for tested in verified_releases())
 
 
-@pytest.mark.parametrize("release", ["3.5.6", "2.4.8"])
-def test_a_release_that_is_too_old_has_a_remedy(release: str) -> None:
-    assert release_finding("Spark", release).remedy.startswith("take Spark 4.0.5 or later")
-
-
-def test_a_cell_of_which_a_test_failed_is_no_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [{"spark": "4.1.4", "failed": 0}, {"spark": "4.3.0", "failed": 1}, {"spark": "4.0.5", "failed": 0}]
-    monkeypatch.setattr(finding, "verified", lambda: {"date": "2026-01-01", "cells": cells})
-    assert verified_releases() == ["4.0.5", "4.1.4"]
-
-
 @pytest.mark.parametrize(
     ("release", "arrow", "remedy"),
     [
@@ -72,28 +57,10 @@ def test_an_arrow_that_a_release_fails_with_has_a_remedy(release: str, arrow: st
     assert arrow_remedy(release, arrow) == remedy
 
 
-def test_the_extras_take_no_release_that_fails_with_the_arrow_that_is_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [Requirement(each) for name in ("spark", "connect") for each in project["optional-dependencies"][name]]
-    releases = [f"4.{minor}.{patch}" for minor in range(3) for patch in range(9)]
-    failing = [release for release in releases if arrow_remedy(release, "26")]
-    assert failing
-    assert not [
-        release for release in failing for each in asked if each.name == "pyspark" and release in each.specifier
-    ]
-
-
 def test_a_session_with_an_arrow_that_its_operator_fails_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pa, "__version__", "26.0.1")
     with pytest.raises(ConfigError, match=r"fails in Spark 4\.1\.2 with pyarrow 26\.0\.1.*pip install 'pyarrow<26'"):
         check_blob_host(SimpleNamespace(version="4.1.2"))  # type: ignore[arg-type]
-
-
-def test_the_protobuf_that_is_installed_here_fits() -> None:
-    assert why_no_messages() == ""
-    least = fitting_protobuf().strip("'").removeprefix("protobuf>=").split(",")[0]
-    here = tuple(map(int, version("protobuf").split(".")))
-    assert tuple(map(int, least.split("."))) <= here
 
 
 def test_a_protobuf_older_than_sparks_messages_is_refused_with_the_one_that_fits(tmp_path: Path) -> None:
@@ -140,10 +107,6 @@ def test_without_protobuf_the_log_host_is_refused_and_the_other_is_not() -> None
     assert "ModuleNotFoundError: No module named 'google'" in ran.stderr.splitlines()[-1]
 
 
-def test_the_messages_are_where_this_spark_has_them() -> None:
-    assert (Path(pyspark.__file__).parents[1] / f"{MESSAGES.replace('.', '/')}.py").exists()
-
-
 def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
     """Databricks has the module pyspark without a distribution of that name."""
     code = (
@@ -159,9 +122,3 @@ def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
     )
     ran = python(code)
     assert ran.stdout == "''\n", ran.stderr
-
-
-def test_the_page_for_when_it_looks_wrong_is_one_of_the_documentation_that_the_package_names() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["urls"]["Documentation"] == DOCUMENTATION
-    assert (ROOT / "docs" / LOOKS_WRONG.removeprefix(f"{DOCUMENTATION}/")).is_file()

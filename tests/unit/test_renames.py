@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
-from spark_purgatory.spark.sink.table.history import NO_VERSION, TableVersion
+from spark_purgatory.spark.sink.table.history import TableVersion
 from spark_purgatory.spark.sink.table.renames import (
     Change,
     UnknownColumnsError,
@@ -112,13 +112,6 @@ def test_a_column_is_followed(steps: list[Step], there: str, now: str) -> None:
     assert [field.dataType.simpleString() for field in found.fields[:2]] == ["bigint", "string"]
 
 
-def test_a_restore_to_before_the_rows_takes_their_names_back() -> None:
-    """Staged at version 3, when city was town; then the table went back to version 1."""
-    steps = history(WRITE, renamed("town", "city"), WRITE, restored(1), renamed("town", "place"))
-    found, lost = followed(StagedColumns(STAGED, 3), steps, columns_of("n, place"))
-    assert named(found).startswith("n, place, ") and lost == []
-
-
 @pytest.mark.parametrize(
     ("steps", "there", "lost"),
     [
@@ -146,13 +139,6 @@ def test_a_column_that_another_ones_name_hides_is_told(steps: list[Step], there:
 def test_what_the_history_does_not_say_is_not_guessed(found: History, version: int) -> None:
     with pytest.raises(UnknownColumnsError):
         followed(StagedColumns(STAGED, version), found, STAGED)
-
-
-def test_a_history_that_begins_after_the_rows_is_whole() -> None:
-    assert followed(StagedColumns(STAGED, 6), history(WRITE, renamed("city", "town"), first=7), STAGED)[1] == []
-    assert followed(StagedColumns(STAGED, NO_VERSION), history(WRITE, first=0), STAGED)[1] == []
-    assert followed(StagedColumns(STAGED, NO_VERSION), history(CLONE, first=0), STAGED)[1] == []
-    assert followed(StagedColumns(STAGED, 2), history(CLONE, renamed("city", "town")), columns_of("n, town"))[1] == []
 
 
 def test_columns_are_written_and_read_and_go_on_in_a_later_drain() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.repair import Conflict, _decided
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.delta_history import mark
@@ -50,5 +50,11 @@ def test_a_commit_of_neither_and_entries_that_are_no_intents_decide_nothing() ->
     table.commit([2], "app", 1, mark("app", 1, "another"))
     with pytest.raises(ForeignWriterError, match="neither log entry of that number made it"):
         decided(table, [intent("a", 3, 1), intent("b", 5, 2)])
+    with pytest.raises(StorageError, match="was cut after drain 1 began"):
+        cut = a_table()
+        cut.neighbour()
+        cut.neighbour()
+        cut.clean_up(kept=1)
+        decided(cut, [intent("a", 3, 1), intent("b", 5, 2)])
     with pytest.raises(StagingError, match="differ, and nothing shows which is true"):
         decided(table, [entry._replace(name="schema=1") for entry in (intent("a", 3, 1), intent("b", 5, 2))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -122,42 +121,3 @@ def test_a_query_of_a_slow_trigger_is_not_late_within_three_of_its_intervals() -
 )
 def test_bars_follow_the_range_of_what_they_show(least: int, most: int, bounds: tuple[int, ...]) -> None:
     assert bounds_of(least, most) == bounds
-
-
-def test_bars_have_their_numbers() -> None:
-    (shown,) = (each for each in page(report()).split("<svg") if "Waiting by time until the deadline" in each)
-    assert {">10<", ">20<", ">&lt; 10 s<", ">&lt; 5 min<"} <= set(re.findall(r">[^<>]+<", shown))
-
-
-def test_few_files_are_a_sentence_and_many_a_picture() -> None:
-    assert "The table has 1 file: 4.0 KiB.</p>" in page(report())
-    many = replace(report().summary, file_bytes=[4096] * 20)
-    assert "Files of the table by size" in page(report(summary=many))
-
-
-def test_a_narrow_screen_scrolls_tables_and_pictures_by_themselves_and_dark_mode_has_its_colours() -> None:
-    text = page(report())
-    assert text.count("<table>") + text.count("<svg") == text.count("<div class='wide'>")
-    assert "prefers-color-scheme:dark" in text
-
-
-def test_times_after_the_year_9999_are_told() -> None:
-    far = 2**62 // 1000
-    gauges = Gauges(**{**GAUGES, "next_due_ms": far})
-    text = page(report(gauges=gauges, by_hour={"EXPIRED": {474801: 40, far // 3_600_000: 1}}))
-    assert f"{far // 1000:,} s after 1970 UTC" in text
-
-
-def test_the_number_on_the_highest_bar_is_below_the_title_of_its_picture() -> None:
-    pictures = [each.split("</svg>")[0] for each in page(report()).split("<svg")[1:]]
-    titled = re.compile(r'font-size: ([\d.]+)px[^"]*" x="[\d.]+" y="([\d.]+)"[^>]*>([^<]*)<')
-    for picture in pictures:
-        texts = [(float(size), float(y), words) for size, y, words in titled.findall(picture)]
-        title_y = max(texts)[1]  # Its letters are the largest.
-        assert min(y - size for size, y, words in texts if words != max(texts)[2]) >= title_y - 1, picture[:200]
-    assert len(pictures) == 5
-
-
-def test_a_bar_of_negative_waits_says_how_they_came_about() -> None:
-    text = page(report(waits={"COMPLETED": {NEWER: 7, 1: 60}}, ages={1: 18}))
-    assert ">by an earlier<" in text and ">newer than<" not in text

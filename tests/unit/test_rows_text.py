@@ -11,7 +11,7 @@ import pytest
 
 from spark_purgatory.job.rows_text import Kind, rows_text
 from spark_purgatory.job.show_pending import FoundPending, PendingRequest, _print
-from spark_purgatory.terminal import PlainConsole, at_work, say, terminal
+from spark_purgatory.terminal import PlainConsole, say, terminal
 
 ROWS = [
     {
@@ -48,11 +48,6 @@ def test_a_narrow_one_gets_a_block_for_each_row_with_whole_words() -> None:
     assert {"at            2024-03-01 09:00:00 UTC", "at            2024-03-01 09:19:58.986 UTC"} <= set(lines)
 
 
-def test_what_to_install_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal(stderr=True).print("pip install 'spark-purgatory[plot]'", highlight=False)
-    assert capsys.readouterr().err == "pip install 'spark-purgatory[plot]'\n"
-
-
 HOSTILE = "order:key:[red]1\x1b[2J\x9b31m\x07\x7f\u202e"
 SHOWN = r"order:key:[red]1\u001b[2J\u009b31m\u0007\u007f\u202e"
 
@@ -65,14 +60,6 @@ def test_a_text_is_printed_as_it_is_and_its_control_characters_are_escaped(
     terminal().print(rows_text([{"id": HOSTILE + "\n"}], ["id"], {}, terminal()))
     out = capsys.readouterr().out
     assert out.count(SHOWN) == 3 and SHOWN + r"\n " in out and not set(out) & set("\x1b\x9b\x07\x7f\u202e")
-
-
-def test_what_goes_on_is_shown_as_it_is_too() -> None:
-    out = StringIO()
-    console = PlainConsole(file=out, width=120, force_terminal=True, color_system=None)
-    with at_work(console, f"{HOSTILE}: starting Spark"):
-        pass
-    assert f"{SHOWN}: starting Spark" in out.getvalue()
 
 
 def test_a_stream_of_few_characters_gets_the_others_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +101,3 @@ def test_what_waits_begins_with_the_total_and_is_a_line_a_row_in_80_columns() ->
     assert row.split() == "order-95 0 of 1 order-95 2024-03-01 09:09:35 3.0 s card".split()
     assert "2 of 1,884 shown.   --limit 5   --wide (all columns)" in lines[-2]
     assert max(map(len, lines)) <= 80 and len(lines) == 9
-
-
-def test_wide_and_chosen_columns_are_whole_and_a_narrow_console_gets_blocks() -> None:
-    texts = [waiting(1, method="card")]
-    assert "deadline_at   2024-03-01 09:19:58.986 UTC" in pending_text(80, texts, wide=True)
-    assert [line.strip() for line in pending_text(80, texts, columns=["method"])[2:5:2]] == ["method", "card"]
-    assert "progress      0 of 1" in pending_text(25, texts)

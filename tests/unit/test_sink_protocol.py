@@ -170,20 +170,6 @@ def test_random_histories_of_crashes_replays_that_differ_and_failing_commits_los
     print(f"{HISTORIES:,} histories, {crashes:,} crashes: 0 rows lost, 0 doubled")
 
 
-def test_micro_batches_are_staged_while_a_drain_goes_on_beside_them() -> None:
-    world = made("files fill", "late")
-    sender = WorldSender(world)
-    staged = 0
-    while world.committed < len(world.batches):
-        was_under_way = sender.ledger.drain is DrainState.UNDERWAY
-        before = len(sender.done)
-        sender.take(world.committed)
-        staged += was_under_way and "Stage" in sender.done[before:]
-    assert staged > 0
-    sender.take(None, flush=True)
-    assert world.in_table() == world.every()
-
-
 def test_a_drain_takes_what_is_ripe_alone_though_it_notes_another_version_of_the_columns() -> None:
     world = World([("s", {"a": 2}), ("s", {"a": 2, "b": 1})] * 6, {"partition_by": "p", **WORLDS["files fill"][1]})
     sender = WorldSender(world)
@@ -302,13 +288,6 @@ def test_a_micro_batch_that_a_run_was_not_given_is_missed() -> None:
     with pytest.raises(StagingError, match="is at micro-batch 2, but /staging has micro-batches only up to 0"):
         sender.take(2)
     assert world.evaluated == [0]
-
-
-def test_rows_of_more_table_partitions_than_are_kept_arrive_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_purgatory.accumulator.batch.KEPT_PARTITIONS", 3)
-    world = World([("s", dict.fromkeys(map(str, range(n, n + 7)), 1)) for n in (0, 5, 50)], {"partition_by": "p"})
-    run(world)
-    assert world.in_table() == world.every() and len(world.rows) == 21
 
 
 def test_a_drain_that_is_under_way_is_ended_without_another_one() -> None:

@@ -28,9 +28,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     SortedRuns,
     by_first,
     each_once,
-    expand,
     first_of_each,
-    hash_order,
     leading_bits,
     ordered,
 )
@@ -173,44 +171,11 @@ def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
         assert all_sorted(runs)
 
 
-def test_pop_until_the_highest_prefix_pops_everything() -> None:
-    runs = SortedRuns([packed([(HIGHEST, 0), (HIGHEST, ROW_MASK)])])
-    assert len(runs.pop_until(HIGHEST)) == 2
-
-
-def test_every_needle_that_comes_again_finds_the_same_rows_again() -> None:
-    runs = SortedRuns([packed([(4, 7), (4, 8), (6, 9)]), packed([(4, 1)])])
-    found, rows = by_first(*runs.find(needles_of([4, 4, 5, 6, 6])))
-    assert found.tolist() == [0, 0, 0, 1, 1, 1, 3, 4]
-    assert rows.tolist() == [1, 7, 8, 1, 7, 8, 9, 9]
-
-
-def test_only_the_upper_bits_of_a_needle_count() -> None:
-    runs = SortedRuns([packed([(-2, 0), (-2, ROW_MASK), (-1, 3)])])
-    for low_bits in (0, 1, ROW_MASK):
-        _, rows = runs.find(np.array([(-2 << ROW_BITS) | low_bits], np.int64))
-        assert rows.tolist() == [0, ROW_MASK]
-
-
-def test_find_keeps_the_order_of_rows_within_a_run() -> None:
-    runs = SortedRuns([packed([(1, row) for row in (5, 3, 9)])])
-    _, rows = runs.find(needles_of([1]))
-    assert rows.tolist() == [3, 5, 9]
-
-
 def test_pairs_come_in_the_order_of_the_first_and_then_of_the_second_up_to_the_ends() -> None:
     pairs = [(0, ROW_MASK), (0, 0), (HIGHEST, 1), (7, ROW_MASK), (7, 2), (HIGHEST, 0)]
     random.Random(5).shuffle(pairs)
     found, rows = by_first(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
     assert list(zip(found.tolist(), rows.tolist(), strict=True)) == sorted(pairs)
-
-
-def test_nothing_is_found_popped_or_between_in_nothing() -> None:
-    runs = SortedRuns()
-    runs.add(EMPTY)
-    assert (len(runs), runs.runs) == (0, [])
-    assert [len(column) for column in runs.find(needles_of([1, 2]))] == [0, 0]
-    assert len(runs.pop_until(HIGHEST - 1)) == len(runs.between(LOWEST, HIGHEST)) == 0
 
 
 # --- renumbering ----------------------------------------------------------------------------------
@@ -249,34 +214,7 @@ def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
     assert most > 1, "nothing was ever left apart: the bound was met in name only"
 
 
-def test_popping_and_adding_in_turn_leaves_at_most_log2_of_the_most_there_ever_was() -> None:
-    rng, runs, most = random.Random(11), SortedRuns(), 1
-    for now in range(2000):
-        runs.add(packed([(now + rng.randint(1, 500), rng.randrange(MAX_ROWS)) for _ in range(rng.randint(1, 9))]))
-        most = max(most, len(runs))
-        runs.pop_until(now)
-        assert len(runs.runs) <= math.log2(most) + 2
-
-
-def test_an_entry_is_moved_log_n_times_in_its_life() -> None:
-    runs, moved, n = SortedRuns(), 0, 4096
-    for i in range(n):
-        before = runs.runs[:]
-        runs.add(packed([(i, i)]))
-        moved += sum(len(run) for run in runs.runs if not any(run is old for old in before))
-    assert moved <= n * (math.log2(n) + 2), f"{moved / n:.1f} moves an entry"
-
-
 # --- expand ---------------------------------------------------------------------------------------
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=10))
-def test_ranges_are_laid_out_one_after_the_other(ranges: list[tuple[int, int]]) -> None:
-    starts, counts = (np.array([pair[i] for pair in ranges], np.int64) for i in (0, 1))
-    positions, owner = expand(starts, counts)
-    expected = [(start + k, i) for i, (start, count) in enumerate(ranges) for k in range(count)]
-    assert list(zip(positions.tolist(), owner.tolist(), strict=True)) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -312,24 +250,12 @@ def test_values_are_put_in_order_however_many_and_however_spread(count: int, spr
     assert ordered(np.sort(values)).tolist() == sorted(before)
 
 
-def test_values_in_order_already_come_as_a_copy() -> None:
-    values = np.arange(2 * RADIX_FLOOR)
-    ordered(values)[0] = 7
-    assert values[0] == 0
-
-
 def test_leading_bits_tell_most_values_apart_wherever_they_lie() -> None:
     for low, high in (SPREADS["all of int64"], SPREADS["high and close together"], SPREADS["few bits"]):
         values = np.random.default_rng(3).integers(low, high, 5000, np.int64, endpoint=True)
         leading = leading_bits(values)
         assert len(set(leading.tolist())) > 4000
         assert (leading[np.argsort(values)][1:] >= leading[np.argsort(values)][:-1]).all()
-
-
-@pytest.mark.parametrize("count", [0, 10, 5000])
-def test_hashes_are_put_in_order_by_their_upper_bits_and_equal_ones_stay_as_they_are(count: int) -> None:
-    hashes = np.random.default_rng(2).integers(-50, 50, count) << ROW_BITS | np.arange(count)[::-1]
-    assert hash_order(hashes).tolist() == sorted(range(count), key=lambda i: int(hashes[i]) >> ROW_BITS)
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -28,22 +28,17 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state import blob as state
-from spark_purgatory.core.state import encodings as packing
 from spark_purgatory.core.state.blob import HEADER, HEADER_BYTES, MAGIC, VERSION, read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import (
     BugError,
-    StateCorruptError,
     StateError,
     StateMismatchError,
     StateVersionError,
 )
 from tests.conformance.kafka_purgatory import validate
-from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, multiset, operations_table
+from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, operations_table
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
-from tests.support.splits import splits
-from tests.support.worlds import random_world
 
 CANARY = "canary"
 Batch = tuple[Rows, Rows, int]
@@ -176,29 +171,6 @@ def test_bytes_written_over_cut_out_swapped_or_added_are_refused_as_damage(name:
     assert set(errors) == {"StateCorruptError"} and errors.total() > 1500
 
 
-@pytest.mark.parametrize("blob", [b"", b"S", MAGIC, MAGIC + bytes(HEADER_BYTES - 9)], ids=len)
-def test_what_is_shorter_than_a_header_is_refused_with_its_length(blob: bytes) -> None:
-    said = rf"state of {len(blob)} bytes is shorter than its header \(32\), so it was truncated: bring back .* 'state'"
-    with pytest.raises(StateCorruptError, match=said):
-        restore(SPECS["any key"], blob, 1)
-
-
-def test_what_is_no_state_is_refused_without_a_word_of_it() -> None:
-    with pytest.raises(
-        StateCorruptError, match=r"state does not start with .*so it is damaged, or of another program"
-    ) as told:
-        restore(SPECS["any key"], b"O'SECRET" * 9, 1)
-    assert "SECRET" not in str(told.value), "it may be what another query keeps of its rows"
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_a_body_of_another_length_is_refused_with_both_lengths(by: int) -> None:
-    blob = a_blob("any key")
-    length = len(blob) - HEADER_BYTES
-    with pytest.raises(StateCorruptError, match=f"a body of {length + by} bytes, but {length} in its header, so"):
-        restore(SPECS["any key"], (blob + b"x")[: len(blob) + by], 1)
-
-
 # --- another query's state ------------------------------------------------------------------------
 
 
@@ -247,129 +219,7 @@ def test_another_query_is_refused_with_both_values(change: dict[str, Any], named
         restore(replace(spec, **change), blob, 1)
 
 
-def test_limits_may_change_against_a_checkpoint() -> None:
-    spec = SPECS["any key"]
-    engine = restore(replace(spec, max_pending=1, max_state_bytes=1 << 20), a_blob("any key"), 1)
-    assert engine.pending > 1
-
-
-@pytest.mark.parametrize("wheel_size", [4, 10])
-def test_another_wheel_size_is_refused_by_name(wheel_size: int) -> None:
-    with pytest.raises(StateMismatchError, match="wheel_size"):
-        restore(replace(SPECS["any key"], wheel_size=wheel_size), a_blob("any key"), 1)
-
-
-def test_operations_with_a_column_more_than_the_checkpoint_has_are_refused_by_name() -> None:
-    engine = restore(SPECS["any key"], a_blob("any key"), 1)
-    rows = [op(f"new-{i}", "z", 90_000, 99_000) for i in range(9)]
-    table = operations_table(rows, False).append_column("p2", pa.array([0.5] * 9))
-    with pytest.raises(StateMismatchError, match="the checkpoint has columns of string, string, but the query"):
-        engine.step(read_operations(table, engine.spec), None, 14)
-
-
 # --- what comes back ------------------------------------------------------------------------------
-
-
-def test_an_engine_that_has_seen_nothing_comes_back_and_works() -> None:
-    for several in (False, True):
-        engine = restore(SPECS["any key"], save(EventTimePurgatory(SPECS["any key"]), 1), 1)
-        assert (engine.pending, engine.next_due_ms(), len(engine.events.log)) == (0, None, 0)
-        outcomes = steps(engine, [([op()], [], 0), ([], [ev()], 0)], several)
-        assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"]
-
-
-def test_an_engine_whose_every_operation_has_ended_comes_back_and_works() -> None:
-    spec = SPECS["any key"]
-    engine = EventTimePurgatory(spec)
-    rows = [op(f"o{i}") for i in range(3000)]
-    assert len(steps(engine, [(rows, [], 0), ([], [], 20)])) == 3000
-    assert engine.purgatory.next_row == 0, "compacted to nothing"
-    again = restore(spec, save(engine, 1), 1)
-    assert save(again, 1) == save(engine, 1)
-    assert [o["status"] for o in steps(again, [([op("p", "b", 30_000, 40_000)], [ev("b", 31_000)], 20)])] == [
-        "COMPLETED"
-    ]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SPECS)
-def test_restarting_in_every_step_changes_no_outcome(name: str, seed: int) -> None:
-    rng = random.Random(seed)
-    world = random_world(
-        rng, n_operations=30, n_events=60, n_keys=5, rules=["any_key"], kinds=["complete"], spoiled=True
-    )
-    batches = [tuple(batch) for batch in splits(rng, world.operations, world.events, 6, lookback_us=5_000)]
-    restarted = Shards(SPECS[name], several=True).run(batches)
-    straight = steps(EventTimePurgatory(replace(SPECS[name], identity_width=1)), batches)
-    assert multiset(restarted, *NAMES) == multiset(straight, *NAMES), f"seed {seed}"
-    assert len(straight) >= 30
-
-
-ROLES = (("id", 0), ("keys", 2), ("created_us", 3), ("deadline_us", 4))
-
-
-def operations_by_payload(rows: Rows) -> pa.Table:
-    """Operations of one key whose id, key and times are payload columns and come once."""
-    table = operations_table(rows, several=False)
-    times = [table[name].cast(pa.timestamp("us", "UTC")) for name in ("created_us", "deadline_us")]
-    for name, column in zip(("p2", "p3", "p4"), (table["keys"], *times), strict=True):
-        table = table.append_column(name, column)
-    return table.drop_columns([name for name, _ in ROLES])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: int) -> None:
-    rng = random.Random(seed)
-    world = random_world(rng, n_operations=40, n_events=50, n_keys=5, max_keys=1, rules=["any_key"], kinds=["complete"])
-    spec = EngineSpec(criteria.count(2), final=seed % 2 == 0, lookback_us=5_000, identity_width=2)
-    by_payload = replace(spec, roles=ROLES)
-    blobs, outcomes = {}, dict[EngineSpec, list[dict[str, Any]]]()
-    for operations, events, watermark_ms in splits(rng, world.operations, world.events, 5, lookback_us=5_000):
-        for each in (spec, by_payload):
-            engine = restore(each, blobs[each], 1) if each in blobs else EventTimePurgatory(each)
-            table = operations_by_payload(operations) if each.roles else operations_table(operations, several=False)
-            arrivals = read_operations(table, each) if operations else None
-            happened = read_events(events_table(events), each.criterion) if events else None
-            for batch in engine.step(arrivals, happened, watermark_ms):
-                names = [name for name in batch.schema.names if name not in ("p2", "p3", "p4")]
-                outcomes.setdefault(each, []).extend(batch.select(names).rename_columns(NAMES).to_pylist())
-            validate(engine.purgatory)
-            blobs[each] = save(engine, 1)
-            assert save(restore(each, blobs[each], 1), 1) == blobs[each]
-    assert multiset(outcomes[spec], *NAMES) == multiset(outcomes[by_payload], *NAMES), f"seed {seed}"
-    assert len(outcomes[spec]) == 40
-    kept = {each: [*arrays, *tables] for each in blobs for _, arrays, tables in [read_blob(blobs[each], 1)]}
-    once = {"rows.created_us", "rows.deadline_us", "watch.keys"}
-    assert once <= set(kept[spec]) and not once & set(kept[by_payload]), "kept twice"
-
-
-def test_other_roles_than_the_checkpoints_are_refused_by_name() -> None:
-    blob = save(EventTimePurgatory(replace(SPECS["any key"], roles=ROLES)), 1)
-    with pytest.raises(
-        StateMismatchError, match=r"operations.created: .* takes it from column 'p3', the query from an expression"
-    ):
-        restore(SPECS["any key"], blob, 1)
-
-
-def test_a_blob_keeps_facts_arrays_and_tables() -> None:
-    facts: dict[str, Any] = {"number": -(2**63), "text": "ä", "list": [1, 2.5, None]}
-    arrays = {
-        "longs": np.array([2**63 - 1, -(2**63)]),
-        "flags": np.array([True, False, True]),
-        "bytes": np.arange(5, dtype=np.uint8),
-        "none": np.empty(0, np.float64),
-        "every other": np.arange(10, dtype=np.int32)[::2],
-    }
-    batch = pa.record_batch({"x": pa.array([1, None, 3]), "y": pa.array(["a", None, "ä"])})
-    tables = {"two": [batch, batch.slice(1)], "empty": [batch.slice(0, 0)]}
-    got_facts, got_arrays, got_tables = read_blob(write_blob(facts, arrays, tables, 7), 7)
-    assert got_facts == facts
-    assert list(got_arrays) == list(arrays)
-    for name, array in arrays.items():
-        assert got_arrays[name].dtype == array.dtype and got_arrays[name].tolist() == array.tolist()
-    assert {name: [b.to_pylist() for b in batches] for name, batches in got_tables.items()} == {
-        name: [b.to_pylist() for b in batches] for name, batches in tables.items()
-    }
 
 
 def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
@@ -480,58 +330,6 @@ def test_the_golden_state_holds_something_of_everything() -> None:
     with pytest.raises(BugError):
         engine.outcomes.tally.received += 1
         engine.step(None, None, 26)
-
-
-def test_the_golden_state_says_in_names_and_numbers_of_which_query_it_is() -> None:
-    facts, _, _ = read_blob(GOLDEN.read_bytes(), GOLDEN_SHARDS)
-    assert {name: facts[name] for name in ("columns", "roles", "sources", "texts", "event_columns", "event_value")} == {
-        "columns": ["id", "row"],
-        "roles": {},
-        "sources": {"operations.id": ["id"]},
-        "texts": {"operations.id": "string", "operations.keys": "bigint"},
-        "event_columns": None,
-        "event_value": False,
-    }
-    assert facts["spec"] == {
-        "criterion": "sum_at_least",
-        "need": 1.0,
-        "emit": "final",
-        "scale": None,
-        "lookback_us": 2_000,
-        "tick_ms": 1,
-        "wheel_size": 20,
-        "identity_width": 1,
-        "operation_ids": False,
-        "whole_operations": False,
-        "event_ids": False,
-        "orphans": "none",
-        "key_prefix": 0,
-    }
-
-
-def test_the_golden_state_has_planes_of_numbers_and_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    planes = set()
-
-    def join_bytes(stored: memoryview, count: int = 1) -> bytes | memoryview:
-        planes.add(count)
-        return packing.join_bytes(stored, count)
-
-    monkeypatch.setattr(state, "join_bytes", join_bytes)
-    restore(GOLDEN_SPEC, GOLDEN.read_bytes(), GOLDEN_SHARDS)
-    # Of numbers, and of the letters of order-1000 and those after it.
-    assert {1, 2, 4, 10} <= planes
-
-
-@pytest.mark.parametrize("changed", [("SPLIT_FLOOR", 1 << 20), ("WIDEST", 1), ("DISTINCT", 65)], ids=str)
-def test_planes_are_read_as_they_were_written_whatever_is_laid_out_so_today(
-    monkeypatch: pytest.MonkeyPatch, changed: tuple[str, int]
-) -> None:
-    arrays = {"numbers": np.arange(20_000) ** 2 % 65_537, "letters": np.arange(5000).view("V10")}
-    blob = write_blob({}, arrays, {}, 1)
-    monkeypatch.setattr(packing, *changed)
-    again = read_blob(blob, 1)[1]
-    assert all(again[name].tobytes() == array.tobytes() for name, array in arrays.items())
-    assert len(write_blob({}, arrays, {}, 1)) > len(blob), "laid out otherwise today"
 
 
 if __name__ == "__main__":

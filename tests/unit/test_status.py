@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_purgatory.job.status import MicroBatch, last_batch, show_status
+from spark_purgatory.job.status import show_status
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.terminal import terminal
 
@@ -77,12 +77,3 @@ def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_reme
     assert show_status(str(checkpoint), terminal()) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "staging/table should name the table of the checkpoint but is damaged: bring its file back" in said
-
-
-def test_a_query_that_keeps_its_pace_is_well() -> None:
-    history = tuple(MicroBatch(number, AT + 10_000 * number, AT) for number in range(3))
-    assert last_batch(history, 2, AT + 79_000)[0] and not last_batch(history, 2, AT + 81_000)[0]
-    after_s = (0, 5, 10, 70, 75, 80)
-    history = tuple(MicroBatch(number, AT + 1000 * second, AT) for number, second in enumerate(after_s))
-    assert "One usually begins every 5.0 s" in last_batch(history, 5, AT)[2], "one that was slow does not count"
-    assert last_batch((), None, AT)[:2] == (False, "No micro-batch has begun")

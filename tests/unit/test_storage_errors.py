@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import sentence_of
 from spark_purgatory.spark.storage.storage_errors import lasting_remedy, state_fault, without_reach
@@ -40,38 +40,15 @@ def test_a_rule_of_the_table_that_rows_break_is_dropped_and_not_waited_for(text:
     assert "DROP CONSTRAINT" in lasting_remedy(RuntimeError(f"Job aborted\nCaused by: {text}"))
 
 
-def test_an_error_of_analysis_is_the_tables() -> None:
-    assert (
-        lasting_remedy(AnalysisException(message="[DELTA_SCHEMA] no such column"))
-        == "Correct the table and start again"
-    )
-    made = AnalysisException(message="t exists", errorClass="TABLE_OR_VIEW_ALREADY_EXISTS", messageParameters={})
-    assert lasting_remedy(made) == "", "another query made it at the same moment"
-
-
 @pytest.mark.parametrize("text", PASSING)
 def test_what_may_pass(text: str) -> None:
     assert not lasting_remedy(RuntimeError(text))
 
 
-OUT_OF_REACH = [
-    LASTING[0],
-    LASTING[1],
-    PASSING[1],
-    "java.net.UnknownHostException: bucket.s3.example",
-    "java.nio.file.AccessDeniedException: s3a://bucket/checkpoint: HTTP 403",
-]
 DAMAGED = [
     "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_DELTA_FILE_NOT_EXISTS] Error reading delta file /c/state/0/1/2.delta",
     "java.io.FileNotFoundException: /c/state/0/1/2.delta does not exist",
 ]
-
-
-@pytest.mark.parametrize("text", OUT_OF_REACH)
-def test_a_storage_out_of_reach_is_no_reason_for_a_new_checkpoint(text: str) -> None:
-    assert "Keep the stored files" in (without_reach(RuntimeError(text)) or "")
-    fault = state_fault(RuntimeError(f"[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred\nCaused by: {text}"))
-    assert fault is not None and "new checkpoint" not in str(fault)
 
 
 @pytest.mark.parametrize("text", DAMAGED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import io
-import os
 import re
 import subprocess
 import sys
@@ -16,12 +15,10 @@ from typer.testing import CliRunner
 
 from spark_purgatory import __main__ as module
 from spark_purgatory.cli import GROUPS, app
-from spark_purgatory.job.arguments import Consent
 from spark_purgatory.terminal import say
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "max_pending, max_state_bytes_per_shard and max_broadcast_bytes are allowed, " * 3
-PATH = "/lake/" + "folder/" * 20
 
 
 def printed(text: str, is_terminal: bool) -> list[str]:
@@ -35,27 +32,9 @@ def test_a_terminals_lines_end_between_words() -> None:
     assert max(map(len, lines)) <= 80 and " ".join(lines) == WORDS.strip()
 
 
-def test_a_path_that_is_longer_than_a_line_stays_whole() -> None:
-    assert PATH in printed(f"Written: {PATH}", is_terminal=True)[-1]
-
-
-def test_in_a_file_a_sentence_is_one_line() -> None:
-    assert printed(WORDS, is_terminal=False) == [WORDS]
-
-
 def test_no_module_prints_sentences_in_a_way_of_its_own() -> None:
     own = {path.name for path in (ROOT / "spark_purgatory").rglob("*.py") if "soft_wrap" in path.read_text("utf-8")}
     assert own == {"progress.py", "terminal.py"}, "call say(); lines of progress are one for each micro-batch"
-
-
-def test_the_errors_of_a_file_are_whole_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.StringIO()
-    narrow = Console(file=file, width=80, force_terminal=True, markup=False, color_system=None)
-    monkeypatch.setattr("spark_purgatory.job.check_file.terminal", lambda stderr=False: narrow)
-    wrong = ["check", str(ROOT / "conf" / "orders.yaml"), "--set", "purgatory.criterium=any_key"]
-    assert CliRunner().invoke(app, wrong).exit_code == 2
-    lines = file.getvalue().splitlines()
-    assert "max_broadcast_bytes," in file.getvalue() and max(map(len, lines)) <= 80 + len(str(ROOT))
 
 
 def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
@@ -113,21 +92,6 @@ def test_a_place_that_cannot_be_written_is_told_in_a_sentence_before_spark_start
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done
     [said] = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith(option)]
     assert f"{option} cannot be written (" in said and "give a place that exists or can be made" in said
-
-
-@pytest.mark.parametrize(("typed", "agreed"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False)])
-def test_on_a_terminal_a_person_is_asked(typed: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    person, ours = os.openpty()
-    file = io.StringIO()
-    with os.fdopen(ours) as stdin, os.fdopen(person, "w") as keyboard:
-        monkeypatch.setattr("sys.stdin", stdin)
-        keyboard.write(typed)
-        keyboard.flush()
-        consent = Consent(dry_run=False, yes=False)
-        consent.check()
-        assert consent.given(Console(file=file, width=80), "Move it?") is agreed
-    assert ("Nothing was changed" in file.getvalue()) is not agreed
-    assert not Consent(dry_run=True, yes=False).given(Console(file=file), "Move it?"), "nobody is asked"
 
 
 def test_on_a_runtime_with_a_spark_of_its_own_no_spark_is_advised(

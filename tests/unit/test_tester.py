@@ -6,8 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -135,26 +133,7 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
     assert tester.counters["events_received"] == len(world.events)
 
 
-def test_a_step_takes_milliseconds() -> None:
-    tester = PurgatoryTester(orders_and_payments())
-    tester.step([order(0)], [payment(0, 1)])
-    began = process_time()
-    for number in range(1, 101):
-        tester.step([order(number, number)], [payment(number - 1, number)], NOON + number * MINUTE)
-    assert (process_time() - began) / 100 < 0.1
-    assert len(tester.outcomes) == 100 and tester.outcomes[0]["status"] == "COMPLETED"
-
-
 # --- what a test writes ---------------------------------------------------------------------------
-
-
-def test_events_may_come_before_the_first_operation() -> None:
-    tester = PurgatoryTester(orders_and_payments())
-    assert tester.step(completions=[payment(7, 5)]) == []
-    assert (tester.outcomes, tester.pending, tester.counters["events_received"]) == ([], [], 0)
-    (outcome,) = tester.step([order(7)])
-    assert (outcome["order_id"], outcome["status"], outcome["matched"]) == (7, "COMPLETED", 1)
-    assert tester.counters["events_received"] == 1
 
 
 def test_the_watermark_moves_only_when_it_is_moved_and_never_back() -> None:
@@ -202,11 +181,6 @@ def test_a_step_that_raises_changes_nothing() -> None:
     assert len(tester.step(completions=[payment(1, 1)])) == 1
 
 
-def test_half_of_a_surrogate_pair_is_refused_with_its_column() -> None:
-    with pytest.raises(ConfigError, match=r"operations\[1\]\['order_id'\] is a str with a lone surrogate"):
-        PurgatoryTester(orders_and_payments()).step([order("1"), order("2\ud800")])
-
-
 def test_columns_come_from_a_schema_an_arrow_table_or_the_first_rows() -> None:
     spark = T.StructType([T.StructField("order_id", T.IntegerType()), T.StructField("ordered_at", T.TimestampType())])
     tester = PurgatoryTester(orders_and_payments(), spark)
@@ -220,55 +194,6 @@ def test_columns_come_from_a_schema_an_arrow_table_or_the_first_rows() -> None:
         tester.step([order(8, city="Roma")])
     (outcome,) = tester.step([{"order_id": 8}])
     assert (outcome["status"], outcome["reason"]) == ("REJECTED", "the created time is null")
-
-
-def test_the_type_of_values_may_come_after_operations() -> None:
-    purgatory = orders_and_payments(
-        criterion=criteria.sum_at_least(Decimal("0.30")),
-        completions=Completions(key="order_id", time="paid_at", value="amount"),
-    )
-    tester = PurgatoryTester(purgatory)
-    assert tester.step([order(7)]) == []
-    tester.step([order(8)], watermark=NOON - MINUTE)
-    assert tester.step(completions=[payment(7, 1, amount=Decimal("0.10"))]) == []
-    assert [row["progress"] for row in tester.pending] == ["0.1 of 0.3", "0 of 0.3"]
-    assert [row["matched"] for row in tester.step(completions=[payment(7, 2, amount=Decimal("0.20"))])] == [2]
-
-
-def test_needs_that_would_be_read_otherwise_ask_for_a_schema() -> None:
-    purgatory = orders_and_payments(
-        criterion=criteria.by_row("rule", "need"),
-        completions=Completions(key="order_id", time="paid_at", value="amount"),
-    )
-    tester = PurgatoryTester(purgatory)
-    assert [row["status"] for row in tester.step([order(7, rule="sum_at_least", need=2**62 + 1)])] == []
-    tester = PurgatoryTester(purgatory)
-    assert [row["status"] for row in tester.step([order(7, rule="sum_at_least", need=2.0**63)])] == ["REJECTED"]
-    with pytest.raises(ConfigError, match="PurgatoryTester with completions_schema="):
-        tester.step(completions=[payment(7, 1, amount=Decimal("0.10"))])
-
-
-def test_columns_that_outcomes_leave_out_are_in_no_list_of_outcomes() -> None:
-    operations = Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes", exclude="note")
-    tester = PurgatoryTester(orders_and_payments(operations=operations))
-    tester.step([order(7, note="gift")])
-    [row] = tester.finish()
-    assert tester.outcomes == [row] and row["order_id"] == 7 and "note" not in row
-    with pytest.raises(ConfigError, match=r"operations\.exclude='note' is not a column"):
-        PurgatoryTester(orders_and_payments(operations=operations)).step([order(7)])
-
-
-def test_a_field_of_a_struct_and_keys_in_several_columns() -> None:
-    purgatory = Purgatory(
-        operations=Operations(id="parcel.id", keys=["depot", "customs"], created="sent_at", timeout="wait"),
-        completions=Completions(key="place", time="scanned_at"),
-        criterion=criteria.all_keys(),
-    )
-    tester = PurgatoryTester(purgatory)
-    parcel = {"parcel": {"id": 1}, "depot": "a", "customs": "b", "sent_at": NOON, "wait": 3 * MINUTE}
-    tester.step([parcel], [{"place": "a", "scanned_at": NOON + MINUTE}])
-    assert [row["missing_keys"] for row in tester.pending] == [["b"]]
-    assert [row["missing_keys"] for row in tester.advance(NOON + 3 * MINUTE)] == [["b"]]
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -341,14 +266,6 @@ def test_what_cannot_be_is_refused_by_name(purgatory: Purgatory, row: Any, messa
         PurgatoryTester(purgatory).step([] if row is None else [row])
 
 
-def test_names_of_what_waits_may_be_taken() -> None:
-    tester = PurgatoryTester(orders_and_payments())
-    tester.step([order(7, progress="packed")])
-    with pytest.raises(ConfigError, match="a column progress"):
-        _ = tester.pending
-    assert tester.pending_table("waits_").column("waits_progress").to_pylist() == ["0 of 1"]
-
-
 def test_progress_is_written_in_up_to_12_digits() -> None:
     config = Completions(key="order_id", time="paid_at", value="amount")
     tester = PurgatoryTester(orders_and_payments(completions=config, criterion=criteria.sum_at_least(0.5)))
@@ -364,50 +281,6 @@ def test_progress_is_written_in_up_to_12_digits() -> None:
         4: "3.33333333333e-08 of 0.5",
         5: "0.25 of 0.5",
     }
-
-
-def test_progress_of_decimals_has_all_their_digits() -> None:
-    config = Completions(key="order_id", time="paid_at", value="amount")
-    tester = PurgatoryTester(orders_and_payments(completions=config, criterion=criteria.sum_at_least(Decimal("1e17"))))
-    amounts = {0: ["12345678901234567.89", "0.10"], 1: ["0.50", "99999999999999999.49"], 2: [], 3: ["70.00"]}
-    payments = [payment(n, 1, amount=Decimal(each)) for n, given in amounts.items() for each in given]
-    tester.step([order(n) for n in amounts], payments)
-    waits = {row.pop("order_id"): tuple(map(str, row.values())) for row in of_progress(tester)}
-    assert waits == {
-        0: ("12345678901234567.99", "100000000000000000.00", "12345678901234567.99 of 100000000000000000"),
-        1: ("99999999999999999.99", "100000000000000000.00", "99999999999999999.99 of 100000000000000000"),
-        2: ("0.00", "100000000000000000.00", "0 of 100000000000000000"),
-        3: ("70.00", "100000000000000000.00", "70 of 100000000000000000"),
-    }
-
-
-@pytest.mark.parametrize(("kind", "digits"), [("double", "{:.1f}"), ("decimal", "{:.2f}"), ("bigint", "{}")])
-def test_progress_has_the_type_of_the_values_that_rows_may_add_up(kind: str, digits: str) -> None:
-    config = Completions(key="order_id", time="paid_at", value="amount")
-    rules = [("any_key", 1), ("all_keys", 1), ("quorum", 1), ("count", 3), ("sum_at_least", 4), ("until_deadline", 1)]
-    tester = PurgatoryTester(
-        orders_and_payments(completions=config, criterion=criteria.by_row(rule="rule", need="need")),
-        pa.schema([("order_id", pa.int64()), ("ordered_at", TIMESTAMP), ("rule", pa.string()), ("need", pa.float64())]),
-        pa.schema([("order_id", pa.int64()), ("paid_at", TIMESTAMP), ("amount", VALUES[kind])]),
-    )
-    orders = [order(at, rule=rule, need=float(need)) for at, (rule, need) in enumerate(rules)]
-    tester.step([*orders, order(9, rule="sum_at_least", need=1e300), order(10, rule="count", need=1e300)])
-    value = float if kind == "double" else Decimal if "dec" in kind else int
-    tester.step(completions=[payment(at, 1, amount=value(3)) for at in (4, 9)])
-    waits = {row["order_id"]: (row["reached"], row["needed"], row["progress"]) for row in of_progress(tester)}
-    for at, (_, need) in enumerate(rules):
-        reached = 3 if at == 4 else 0
-        said = tuple(digits.format(value(each)) for each in (reached, need))
-        assert (tuple(map(str, waits[at][:2])), waits[at][2]) == (said, f"{reached} of {need}")
-    if kind != "double":
-        assert waits[9][1:] == (None, "3 of a number of over 38 digits") and waits[10][1] is None
-
-
-def of_progress(tester: PurgatoryTester) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (
-        tester.pending_table().select(["order_id", "reached", "needed", "progress"]).to_pylist()
-    )
-    return found
 
 
 def test_importing_the_kit_imports_no_spark() -> None:
@@ -434,18 +307,6 @@ def test_a_deadline_after_the_year_9999_is_a_number_and_a_step_that_gives_one_gi
     outcomes = tester.finish()
     assert {row["order_id"]: row["resolved_at"] for row in outcomes} == {1: due_us, 2: NOON + timedelta(365_000)}
     assert tester.outcomes == outcomes and tester.pending == []
-
-
-def test_times_beyond_pythons_years_in_nested_columns_are_numbers_too() -> None:
-    nested = pa.struct([("at", TIMESTAMP), ("all", pa.list_(TIMESTAMP)), ("by", pa.map_(pa.string(), TIMESTAMP))])
-    far = 2**62
-    value = pa.array([{"at": far, "all": [0, far], "by": [("x", far)]}, None], nested)
-    columns = {"order_id": [1, 2], "ordered_at": pa.array([NOON, NOON], TIMESTAMP)}
-    tester = PurgatoryTester(orders_and_payments())
-    tester.step(operations=pa.table({**columns, "nested": value, "day": pa.array([2**30, 1], pa.date32())}))
-    first, second = sorted(tester.finish(), key=lambda row: row["order_id"])
-    assert first["nested"] == {"at": far, "all": [EPOCH, far], "by": [("x", far)]}
-    assert (first["day"], second["day"], second["nested"]) == (2**30, date(1970, 1, 2), None)
 
 
 # --- restarts and replays -------------------------------------------------------------------------
