@@ -133,7 +133,7 @@ CHECKS: Mapping[str, Check] = {
     "a rule by row": Check(several=True),
     "several keys, early": Check(several=True, final=False),
     "one key, early": Check(final=False),
-    "late rows": Check(final=False, late=True),
+    "late rows, early": Check(final=False, late=True),
     "REJECTED and DUPLICATE rows": Check(spoiled=True, shows=("REJECTED", "DUPLICATE")),
     "fail": Check("all_keys", ("complete", "fail"), True, shows=("FAILED",)),
     "cancel": Check(kinds=("complete", "cancel"), shows=("CANCELLED",)),

@@ -13,7 +13,7 @@ from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.spark.move import tables
 from spark_purgatory.spark.sink import staged_view
 from tests.simulation.cells import CELLS, CHECKS, HAPPENS, HOSTS, wrong_with
-from tests.simulation.planted import Patch, planted, timer_too_late
+from tests.simulation.planted import Patch, planted
 from tests.support.now_and_then import EVERY_CASE, each_commit
 
 
@@ -57,9 +57,8 @@ def the_oldest_is_unknown(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("plant", "check", "happens"),
     [
-        (timer_too_late, "count", "restart"),
         (copies_are_kept, "a rule by row", "moved"),
-        (events_behind_the_resolution, "all events", "changed setting"),
+        (events_behind_the_resolution, "the largest events", "restart"),
         (no_orphan_is_released, "ORPHANs, all", "replay, same rows"),
         (nothing_is_staged, "staged rows", "restart"),
         (nobody_waits_long, "pending", "restart"),

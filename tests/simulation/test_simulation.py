@@ -19,7 +19,7 @@ from tests.simulation.storage import Disk, DiskPath
 from tests.simulation.world import SINKS, Step, history, scenario
 from tests.support.now_and_then import EVERY_CASE
 
-HISTORIES = int(os.environ.get("HISTORIES", "200"))
+HISTORIES = int(os.environ.get("HISTORIES", "220"))
 SEES = {
     "a drain takes what Spark has not committed": 7,
     "a step depends on the order of its rows": 508,
