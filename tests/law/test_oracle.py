@@ -17,16 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.oracle import KINDS, RULES, decide, why_event_rejected
+from tests.support.oracle import KINDS, RULES, decide
 from tests.support.splits import splits, watermark_us_after
 from tests.support.world_numbers import NUMBERS, STEP_US
 from tests.support.worlds import World, random_world
 
 Row = dict[str, Any]
 Fate = tuple[str, int | None, int, list[str] | None]
-
-
-BAD_SECONDS = (None, -0.5, float("nan"), float("inf"), float("-inf"), Decimal("-0.01"))
 
 
 def an_operation(keys: str = "a", rule: str | None = "any_key", need: float | None = None, **others: Any) -> Row:
@@ -207,77 +204,6 @@ def test_which_row_of_an_id_stands_does_not_depend_on_arrival(rows: list[tuple[i
     for order in permutations(operations):
         statuses = {one["row"]: one["status"] for one in decide(order, [])}
         assert [row for row, status in statuses.items() if status != "DUPLICATE"] == [stands]
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ({"id": None}, "null_id"),
-        ({"keys": None}, "null_keys"),
-        ({"keys": []}, "null_keys"),
-        ({"keys": ["a", None]}, "null_key"),
-        ({"created": None}, "null_created"),
-        ({"deadline": None}, "null_deadline"),
-        ({"deadline": 9}, "deadline_before_created"),
-        ({"rule": None}, "unknown_rule"),
-        ({"rule": "most_keys"}, "unknown_rule"),
-        ({"rule": "count"}, "bad_need"),
-        ({"rule": "quorum", "need": float("nan")}, "bad_need"),
-        ({"rule": "sum_at_least", "need": -0.5}, "bad_need"),
-        ({"rule": "sum_at_least", "need": float("nan")}, "bad_need"),
-        ({"rule": "level"}, "bad_need"),
-        ({"rule": "level", "level": {"b": 1}}, "bad_need"),
-        ({"rule": "level", "level": {"a": float("nan")}}, "bad_need"),
-        ({"rule": "level", "level": {}, "need": 1}, "bad_need"),
-        ({"rule": "sum_at_least", "need": Decimal("-0.01")}, "bad_need"),
-        ({"rule": "sum_at_least", "need": -1}, "bad_need"),
-        ({"rule": "sum_at_least", "need": float("-inf")}, "bad_need"),
-        ({"rule": "sum_at_least", "need": float("inf")}, "bad_need"),
-        *(
-            ({"rule": rule, "need": need}, "bad_need")
-            for rule in ("count", "quorum")
-            for need in (0, -0.0, -1, 0.5, 1.5, Decimal("2.5"), Decimal(0), float("inf"), float("-inf"))
-        ),
-    ],
-)
-def test_a_spoiled_operation_is_rejected_at_once_and_stands_in_nobodys_way(fault: Row, why: str) -> None:
-    spoiled = {**an_operation(row="spoiled"), **fault}
-    outcomes = decide([spoiled, an_operation(row="sound")], values_of("a12"), watermark_us=0)
-    assert [(one["row"], one["status"], one["reason_kind"]) for one in outcomes] == [("spoiled", "REJECTED", why)]
-    rejected, sound = decide([spoiled, an_operation(row="sound")], values_of("a12"))
-    assert sound["status"] == "COMPLETED"
-    columns = ("resolved_at", "wait_ms", "matched", "missing_keys")
-    assert [rejected[name] for name in columns] == [None, None, 0, None]
-
-
-@pytest.mark.parametrize(
-    ("event", "rule", "why"),
-    [
-        (an_event(None, 12), None, "null_key"),
-        (an_event("a", None), None, "null_time"),
-        (an_event("a", 12, "finish"), None, "unknown_kind"),
-        (an_event("a", 12, value=-0.5), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=float("nan")), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=float("-inf")), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=Decimal("-0.01")), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=-(2**63)), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=float("inf")), "sum_at_least", None),
-        (an_event("a", 12, value=-0.0), "sum_at_least", None),
-        (an_event("a", 12, value=Decimal("-0.00")), "sum_at_least", None),
-        (an_event("a", 12, None, value=-0.5), "sum_at_least", "bad_value"),
-        (an_event("a", 12, value=-0.5), "count", None),
-        *((an_event("a", 12, "extend", value=value), None, "bad_extension") for value in BAD_SECONDS),
-        (an_event("a", 12, "extend", value=0), "sum_at_least", None),
-        (an_event("a", 2**63 - 1), None, "no_time"),
-        (an_event("a", -(2**63)), None, "no_time"),
-        *((an_event(None, 12, kind, operation_id="o"), None, "operation_alone") for kind in KINDS[1:]),
-        (an_event(None, 12, operation_id="o"), None, "null_key"),
-        (an_event("a", 12, value=None), "sum_at_least", None),
-        (an_event("a", 12, value=0.0), "sum_at_least", None),
-    ],
-)
-def test_a_spoiled_event_is_told_from_a_sound_one(event: Row, rule: str | None, why: str | None) -> None:
-    assert why_event_rejected(event, rule) == why
 
 
 # --- orphans --------------------------------------------------------------------------------------

@@ -366,6 +366,7 @@ def test_a_micro_batch_before_the_last_drained_one_is_not_skipped_without_its_ro
 
 def test_a_run_that_has_ended_is_not_current_once_another_has_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     world = made("all linger")
+    world.options |= {"linger": "40000 days", "delivery_timeout": "50000 days"}
     monkeypatch.setattr(sender, "next_batch", lambda spark, checkpoint: world.committed)
     ended, spark = WorldSender(world), cast(Any, None)
     ended.take(0)
