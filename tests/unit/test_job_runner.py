@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_purgatory.job import runner
 from spark_purgatory.job.runner import _follow
 from spark_purgatory.job.stopping import StopRequest
 
@@ -29,10 +30,12 @@ class Query:
 
 
 @pytest.mark.parametrize("failed", [0, 1], ids=["the job's", "that of the dead letters"])
-def test_a_query_that_fails_ends_the_job_with_its_error(failed: int) -> None:
+def test_a_query_that_fails_ends_the_job_with_its_error(failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     queries: list[Any] = [Query(), Query()]
     queries[failed] = Query(RuntimeError("the disk is full"))
-    progress: Any = SimpleNamespace(update=lambda query: None, stopping=lambda: None)
+    polls = iter(range(100))
+    progress: Any = SimpleNamespace(update=lambda query: next(polls), stopping=lambda: None)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0)
     with pytest.raises(RuntimeError, match="the disk is full"):
         _follow(queries[0], queries[1], progress, StopRequest())
     assert failed or not queries[0].isActive

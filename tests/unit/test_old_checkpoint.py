@@ -1,0 +1,69 @@
+"""What is read of a checkpoint before its move, from files without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
+
+
+class LocalFiles:
+    """Files of this machine."""
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(each.name for each in Path(folder).glob("*"))
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text(encoding="utf-8")
+
+
+FILES: Any = LocalFiles()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Micro-batches 0 and 1 are committed, 2 was begun."""
+    (tmp_path / "metadata").write_text(json.dumps({"id": "q"}))
+    for folder, count, line in (("commits", 2, {}), ("offsets", 3, {"conf": {"spark.sql.shuffle.partitions": "4"}})):
+        (tmp_path / folder).mkdir()
+        for number in range(count):
+            (tmp_path / folder / str(number)).write_text(f"v1\n{json.dumps(line)}\n")
+    return tmp_path
+
+
+def test_a_query_that_goes_on_during_a_move_is_seen(checkpoint: Path) -> None:
+    old = OldCheckpoint.read(FILES, str(checkpoint))
+    assert (old.query_id, old.batch_id, old.partitions, sorted(old.offsets)) == ("q", 1, 4, [0, 1, 2])
+    old.check_rests(FILES)
+    for folder, number in (("offsets", 3), ("commits", 2)):
+        written = checkpoint / folder / str(number)
+        written.write_text((checkpoint / folder / "0").read_text())
+        with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
+            old.check_rests(FILES)
+        written.unlink()
+
+
+@pytest.mark.parametrize("damaged", ["metadata", "commits/1", "offsets/1", "offsets/0"])
+def test_a_checkpoint_whose_files_cannot_be_read_is_not_moved(checkpoint: Path, damaged: str) -> None:
+    (checkpoint / damaged).write_text("v1\n")
+    if damaged == "offsets/0":
+        (checkpoint / damaged).unlink()
+    with pytest.raises(ConfigError, match=r"is damaged: .* Bring the folder back from a copy"):
+        OldCheckpoint.read(FILES, str(checkpoint))
+
+
+def test_an_unfinished_move_and_a_query_that_has_not_run_are_refused(checkpoint: Path) -> None:
+    (checkpoint / "metadata").write_text(UNFINISHED)
+    with pytest.raises(ConfigError, match="is an unfinished move and lacks state"):
+        OldCheckpoint.read(FILES, str(checkpoint))
+    with pytest.raises(ConfigError, match="has no committed micro-batch"):
+        OldCheckpoint.read(FILES, str(checkpoint / "elsewhere"))
