@@ -26,6 +26,7 @@ from spark_purgatory.spark.sink.table.delta_start import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
+from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, forgets_names
 from spark_purgatory.spark.storage.spark_access import told
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -177,6 +178,9 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         name = requirements.CHANGELOG
         yield note("state store's changelog", f"{name} = {spark.conf.get(name, 'false')}")
     yield log_host_finding(spark)
+    if forgets_names(spark, SESSION_CATALOG):
+        way = "give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
+        yield note("names of tables", f"{FORGETS_NAMES}: {way}")
     yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     try:
         requirements.check_streaming(spark.conf.get)

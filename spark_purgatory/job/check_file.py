@@ -18,6 +18,10 @@ from spark_purgatory.job.source_config import DeltaSource, KafkaSource
 from spark_purgatory.terminal import say, terminal
 
 EXIT_CONFIG = 2
+FORGOTTEN = (
+    "plain Spark forgets names of tables when the job ends, and the next run does not find them. Give path in place of "
+    "table, or a persistent catalog (spark: {spark.sql.catalogImplementation: hive})"
+)
 
 
 def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
@@ -64,6 +68,8 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "outcomes", ", ".join(f"{name} {value}" for name, value in rules.items())
     given = config.output.model_fields_set - {"options"}
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
+    if forgotten := list(forgotten_names(config)):
+        yield "", f"Warning: {', '.join(forgotten)}: {FORGOTTEN}"
     yield "checkpoint", config.checkpoint
     if config.dead_letters is not None:
         kind, place = next((name, place) for name, place in config.dead_letters if place)
@@ -74,6 +80,20 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     trigger = config.trigger
     yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
     yield "Spark", f"state store {config.state_store}, settings: {', '.join(config.spark) or 'none of its own'}"
+
+
+def forgotten_names(config: JobConfig) -> Iterator[str]:
+    """Yield the names of tables that the session forgets when the job ends, as far as the file shows it."""
+    settings = config.spark
+    if settings.get("spark.sql.catalogImplementation") == "hive" or "spark.sql.defaultCatalog" in settings:
+        return
+    letters = config.dead_letters.made() if config.dead_letters else None
+    for place in (None if config.output.topic else config.output.made(), letters):
+        name = place.table if place else None
+        catalog, *rest = (name or "").split(".")
+        is_other = len(rest) > 1 and catalog != "spark_catalog"
+        if name and not is_other and f"spark.sql.catalog.{catalog if rest else 'spark_catalog'}" not in settings:
+            yield name
 
 
 def _delays(side: Operations | Completions) -> str:

@@ -12,13 +12,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.avro_schemas import schemas_of
-from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.job_config import DeadLetters, JobConfig
 from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
-from spark_purgatory.spark.sink.table.formats import with_format
+from spark_purgatory.spark.sink.table.delta_start import check_known
+from spark_purgatory.spark.sink.table.formats import opened, with_format
+from spark_purgatory.spark.sink.table.table_place import place_of_name, resolved
+from spark_purgatory.spark.storage.checkpoint_files import next_batch
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
 RAW = "spark_purgatory_raw"  # The column for the text of a row that Spark cannot read; no source has it
@@ -32,10 +37,36 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
     if config.dead_letters is None:
         return None
     place = with_format(spark, config.dead_letters.made())
+    _check_table(spark, place, config.dead_letters_checkpoint)
     writer = _malformed_rows(spark, config).writeStream.format(str(place.format))
     writer = writer.queryName(f"{config.name}_dead_letters").trigger(**trigger_of(**config.trigger.model_dump()))
     writer = writer.outputMode("append").option("checkpointLocation", config.dead_letters_checkpoint)
     return writer.toTable(place.table) if place.table else writer.start(place.path)
+
+
+def _check_table(spark: SparkSession, place: SinkOptions, checkpoint: str) -> None:
+    """Raise TableLostError or ConfigError if the query would go on without the letters that it has written."""
+    if opened(place).exists(spark):
+        return
+    if place.table and place.format == "delta":
+        table = str(resolved(spark, place).table)
+        if (folder := place_of_name(spark, table)) is not None:
+            check_known(spark, table, folder, field="dead_letters")
+    if batches := next_batch(spark, checkpoint):
+        name = without_login(str(place.path or place.table))
+        raise ConfigError(
+            f"dead_letters.checkpoint={checkpoint!r}: its query has read {batches:,} micro-batches, but its table "
+            f"{name} does not exist, so their letters would be missing. Nothing was started. Bring the table back, or "
+            "name another folder as dead_letters.checkpoint, one that does not exist: a new query then reads the "
+            "sources from their beginning"
+        )
+
+
+def count_line(spark: SparkSession, wanted: DeadLetters) -> str:
+    """Return a line with the number of dead letters. There is no table before the first micro-batch."""
+    target = opened(with_format(spark, wanted.made()))
+    letters = target.read(spark).count() if target.exists(spark) else 0
+    return f"Dead letters: {letters:,} in {target}"
 
 
 def _malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:

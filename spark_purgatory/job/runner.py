@@ -143,9 +143,7 @@ def _summarise(
         summary = summarise(sink.read(spark), tally, file_bytes, config.options().prefix)
         print_summary(console, summary, str(sink), totals)
     if config.dead_letters is not None:
-        place = config.dead_letters.made()
-        letters = opened(with_format(spark, place)).read(spark).count()
-        say(console, f"Dead letters: {letters:,} in {without_login(place.path or str(place.table))}")
+        say(console, dead_letters.count_line(spark, config.dead_letters))
     return summary
 
 

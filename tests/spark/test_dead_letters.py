@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections import Counter
 from io import StringIO
 from pathlib import Path
@@ -13,7 +15,7 @@ import yaml
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.errors import ConfigError, PurgatoryError, TableLostError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.dead_letters import COLUMNS, malformed_records
 from spark_purgatory.job.job_config import JobConfig
@@ -21,6 +23,7 @@ from spark_purgatory.job.runner import run
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.stopping import StopRequest
 from tests.support.delta_files import delta_rows
+from tests.support.sink_queries import forget
 
 ORDERS = "order_id string, amount int, ordered_at timestamp, lines array<struct<n: int>>"
 PAYMENTS = "order_id string, paid_at timestamp"
@@ -110,6 +113,39 @@ def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
     run(spark, config, Console(file=StringIO()), StopRequest())
     second = Counter([("operations", "2.json", "a part of a field does not fit its type", NESTED)])
     assert letters(spark, tmp_path) == first + second
+
+
+@pytest.mark.spark
+def test_letters_whose_checkpoint_was_left_without_their_table_come_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A fresh start forgot that checkpoint: the letters were missing, and the job ended with Spark's PATH_NOT_FOUND."""
+    config = job(tmp_path)
+    land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    before = letters(spark, tmp_path)
+    for folder in ("checkpoint", "outcomes", "dead"):
+        shutil.rmtree(tmp_path / folder)
+    with pytest.raises(ConfigError, match=r"has read 1 micro-batches, but its table .*name another folder") as told:
+        run(spark, config, Console(file=StringIO()), StopRequest())
+    assert "remove" not in str(told.value) and not (tmp_path / "outcomes").exists()
+    other = {"path": str(tmp_path / "dead"), "checkpoint": str(tmp_path / "again")}
+    summary = run(spark, job(tmp_path, dead_letters=other), Console(file=StringIO()), StopRequest())
+    assert letters(spark, tmp_path) == before and before.total() == 2
+    assert summary is not None and summary.conserved and summary.tally.received == 2
+
+
+@pytest.mark.spark
+def test_names_that_the_catalog_forgot_end_no_job_without_their_remedy(spark: SparkSession, tmp_path: Path) -> None:
+    config = job(tmp_path, dead_letters={"table": "letters"})
+    land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    forget(spark, "letters", tmp_path)
+    with pytest.raises(TableLostError, match=r"no table spark_catalog\.default\.letters.*nothing is lost") as told:
+        run(spark, config, Console(file=StringIO()), StopRequest())
+    [place] = re.findall(r"Give path='(\S+)' in place of the name \(dead_letters\.path", str(told.value))
+    land(tmp_path, 2, ["y"], [])
+    given = {"path": place, "checkpoint": config.dead_letters_checkpoint}
+    run(spark, job(tmp_path, dead_letters=given), Console(file=StringIO()), StopRequest())
+    assert Counter(spark.read.format("delta").load(place).toPandas()["raw"]) == Counter(["x", "o;soon", "y"])
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import venv
@@ -26,6 +27,7 @@ from spark_purgatory.errors import (
     StagingError,
     StorageError,
     TableForgetsError,
+    TableLostError,
 )
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS, Commit
@@ -33,7 +35,7 @@ from spark_purgatory.spark.sink.table.delta_start import check_place
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, forget, staged_files, start, wait_until, warehouse
 from tests.support.sink_streams import Stream, every
 
 FORGETS = "setTransactionRetentionDuration"
@@ -189,8 +191,7 @@ def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> Non
     spark.range(1).write.mode("overwrite").saveAsTable("in_parquet", format="parquet")
     refused(stream, ConfigError, r"is not a Delta table", table="in_parquet")
     spark.sql("DROP TABLE in_parquet")
-    warehouse = Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
-    spark.range(1).write.parquet(str(warehouse / "left_over"))
+    spark.range(1).write.parquet(str(warehouse(stream.spark) / "left_over"))
     refused(stream, ConfigError, r"which has \d files and no Delta table", table="left_over")
 
 
@@ -211,8 +212,7 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     """Delta had written data files and no version 0: every restart was refused, and the advice doubled the rows."""
-    folder = Path(stream.spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")) / "killed"
-    folder = folder if by_name else stream.folder / "table"
+    folder = warehouse(stream.spark) / "killed" if by_name else stream.folder / "table"
     stream.sink = RecordAccumulator(**({"table": "killed"} if by_name else {"path": str(folder)}))
 
     def killed(reached: str) -> None:
@@ -225,11 +225,45 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     monkeypatch.undo()
     stream.spark.range(5).selectExpr("id AS n", "id AS part").write.mode("append").parquet(str(folder))
     if by_name:
-        with pytest.raises(ConfigError, match=r"that the first drain left when it was killed\. .*Remove the folder"):
+        with pytest.raises(ConfigError, match=r"and no Delta table: the first drain may .*Move the folder elsewhere"):
             stream.run(stream.rows())
-        shutil.rmtree(folder)
+        shutil.move(folder, stream.folder / "elsewhere")
     assert stream.run(stream.rows()).numbers() == every(1)
     stream.spark.sql("DROP TABLE IF EXISTS killed")
+
+
+@pytest.mark.parametrize(("drains", "by_path"), [(1, False), (2, True)])
+def test_a_table_whose_name_the_catalog_forgot_loses_nothing_by_any_advice(
+    stream: Stream, caplog: pytest.LogCaptureFixture, drains: int, by_path: bool
+) -> None:
+    """Each process of plain PySpark forgets all names. It was advised to remove the folder with the delivered rows."""
+    table = f"settled_{drains}"
+    stream.sink = RecordAccumulator(table=table)
+    for _ in range(drains):
+        stream.run(stream.rows()).add(1)
+    assert caplog.text.count("A later run does not find the table by its name. Give path in place") == 1
+    forget(stream.spark, table, stream.folder)
+    with pytest.raises(TableLostError, match=f"drains of this query up to number {drains - 1}") as told:
+        stream.run(stream.rows())
+    said = str(told.value)
+    assert "remove" not in said.lower() and "nothing is lost" in said
+    if by_path:
+        stream.sink = RecordAccumulator(path=re.findall(r"Give path='(\S+)'", said)[0])
+    else:
+        stream.spark.sql(said[said.index("CREATE TABLE") :])
+    assert stream.run(stream.rows()).numbers() == every(drains + 1)
+    stream.spark.sql(f"DROP TABLE IF EXISTS {table}")
+
+
+def test_a_forgotten_table_of_another_warehouse_is_found_by_its_path(stream: Stream) -> None:
+    stream.sink = RecordAccumulator(table="elsewhere")
+    stream.run(stream.rows()).add(1)
+    forget(stream.spark, "elsewhere", stream.folder)
+    moved = shutil.move(warehouse(stream.spark) / "elsewhere", stream.folder / "elsewhere")
+    with pytest.raises(TableLostError, match=r"is not its folder\. .*give it as path"):
+        stream.run(stream.rows())
+    stream.sink = RecordAccumulator(path=str(moved))
+    assert stream.run(stream.rows()).numbers() == every(2)
 
 
 # --- the checkpoint --------------------------------------------------------------------------------------------------

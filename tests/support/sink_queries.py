@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from tests.support.sink_streams import Stream
@@ -61,6 +62,18 @@ def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None =
     query = start(stream, sink, rows)
     wait_until(lambda: len(staged_files(stream)) > before, query)
     query.stop()
+
+
+def warehouse(spark: SparkSession) -> Path:
+    """The folder of tables by name."""
+    return Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
+
+
+def forget(spark: SparkSession, table: str, folder: Path) -> None:
+    """What the end of a Spark application does to a name in an in-memory catalog: the files stay."""
+    aside = shutil.move(warehouse(spark) / table, folder / "aside")
+    spark.sql(f"DROP TABLE {table}")
+    shutil.move(aside, warehouse(spark) / table)
 
 
 def forget_history(stream: Stream) -> None:

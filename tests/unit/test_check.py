@@ -44,7 +44,7 @@ def test_a_file_that_is_right_is_shown_without_java_and_without_secrets(tmp_path
         "quorum(2)",
         "timeout 30 seconds",
         "every 5 seconds",
-        "table commands_outcomes",
+        "path /lake/commands_outcomes",
     ):
         assert text in ran.stdout
     assert "hidden" not in ran.stdout and "PlainLoginModule" not in ran.stdout
@@ -295,6 +295,13 @@ def test_columns_of_every_name_and_type_that_spark_reads_are_right() -> None:
     changes = [f"completions.source.schema='{schema}'", "completions.columns=[at, place.zip, g]"]
     load_config(ORDERS, [*changes, "completions.key=order.id"])
     load_config(ORDERS, [*changes, "completions.key=place.zip"])
+
+
+def test_names_of_tables_that_plain_spark_forgets_are_warned_of() -> None:
+    table, hive = ("--set", "output={table: settled}"), "spark={spark.sql.catalogImplementation: hive}"
+    assert "settled: plain Spark forgets names of tables when the job ends" in check("conf/orders.yaml", *table).stdout
+    others = ("--set", "output={table: lake.sales.settled}"), (*table, "--set", hive), ()
+    assert not any("forgets" in check("conf/orders.yaml", *other).stdout for other in others)
 
 
 def test_metrics_without_their_package_are_refused_by_check() -> None:

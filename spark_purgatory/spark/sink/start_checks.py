@@ -19,6 +19,7 @@ from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_place
+from spark_purgatory.spark.sink.table.delta_start import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
@@ -59,7 +60,7 @@ def checked(
         if facts is None:
             partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
             _check_new_columns(spark, target, schema, partition_by)
-            target.check_new(spark, folder, was_begun=ledger.intent is not None and ledger.intent.number == 0)
+            _check_new(spark, target, folder, ledger, app_id_of(spark, checkpoint) if has_begun else None)
         else:
             known = None if ledger.schema is None else StagedColumns.of(ledger.schema)
             there, since, special = target.check_start(spark, facts, schema, known)
@@ -72,7 +73,21 @@ def checked(
             _check_special(target, schema, there, special)
             if not (has_begun or options.shares_table):
                 _warn_of_others(spark, target, checkpoint)
+        if bound.table and not has_begun and table_place.forgets_names(spark, bound.table):
+            LOG.warning(
+                f"table {bound.table}: {table_place.FORGETS_NAMES}. A later run does not find the table by its name. "
+                "Give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
+            )
         return replace(bound, partition_by=partition_by), since
+
+
+def _check_new(spark: SparkSession, target: Target, folder: str | None, ledger: Ledger, app_id: str | None) -> None:
+    """Check the place of a table that the catalog does not have, or that has no table."""
+    drains = ledger.next_drain - (not ledger.is_done)  # Complete ones.
+    if target.table and folder is not None:
+        check_known(spark, target.table, folder, drains, app_id)
+    if not drains:  # Otherwise the first look at the table says that it is lost.
+        target.check_new(spark, folder, was_begun=ledger.intent is not None)
 
 
 def _has_filled(spark: SparkSession, target: Target, checkpoint: str) -> bool:

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError, StorageError, sentence_of
+from spark_purgatory.errors import START_OVER, ConfigError, StorageError, TableLostError, sentence_of
+from spark_purgatory.spark.sink.table.delta_history import COLUMNS, whole_history
+from spark_purgatory.spark.sink.table.history import LOOKED_AT
+from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names
 from spark_purgatory.spark.sink.table.target import SpecialColumns
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
@@ -59,6 +62,35 @@ def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
     return "" if explained is None else str(explained[0])
 
 
+def check_known(
+    spark: SparkSession, table: str, place: str, drains: int = 0, app_id: str | None = None, field: str = "output"
+) -> None:
+    """Raise TableLostError if the catalog has forgotten a table: it lies in its folder, or has taken drains.
+
+    ``place``: the folder that the name would get. ``drains``: how many the checkpoint has completed. ``app_id``: None
+    for a query that makes no drains. ``field``: the section of a job's file that has the name.
+    """
+    forgets = f" {FORGETS_NAMES}." if forgets_names(spark, table) else ""
+    found = described(spark, sql_text(place))
+    if found is not None and found["format"] == "delta":
+        rows = spark.sql(f"DESCRIBE HISTORY {sql_text(place)} LIMIT {LOOKED_AT}").select(*COLUMNS).collect()
+        history = whole_history(lambda _: [row.asDict() for row in rows])
+        numbers = [] if app_id is None else history.drains(app_id)
+        has = f", with drains of this query up to number {max(numbers)}" if numbers else ""
+        raise TableLostError(
+            f"the catalog has no table {table}, but its folder {place} has a whole Delta table at version "
+            f"{history.version}{has}.{forgets} Nothing was started, and nothing is lost. Give path={place!r} in place "
+            f"of the name ({field}.path in a job's file), or register it in this session and start again: "
+            f"CREATE TABLE {table} USING delta LOCATION {sql_text(place)}"
+        )
+    if drains and forgets:
+        raise TableLostError(
+            f"the catalog has no table {table}, to which the checkpoint has made {drains} drains, and {place} is not "
+            f"its folder.{forgets} Nothing was started. Find its folder, which begins at spark.sql.warehouse.dir of "
+            f"the first run, and give it as path ({field}.path in a job's file). If it is gone, {START_OVER}"
+        )
+
+
 def check_place(spark: SparkSession, target: str, place: str, is_there: bool | None, was_begun: bool) -> None:
     """Raise ConfigError or StorageError if the table cannot be created in its place.
 
@@ -71,16 +103,16 @@ def check_place(spark: SparkSession, target: str, place: str, is_there: bool | N
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
         if files and was_begun and by_name:  # Delta makes a table by name in an empty folder only.
             raise ConfigError(
-                f"table {target} would be made in {place}, which has {len(files):,} files that the first drain left "
-                "when it was killed. Nothing was started. Remove the folder and start again: the rows in it were not "
-                "delivered, and that drain brings them"
+                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table: the "
+                "first drain may have left them when it was killed. Nothing was started, and staged rows wait. Move "
+                "the folder elsewhere and start again: that drain brings its rows from the checkpoint"
             )
         if files and not was_begun:
             raise ConfigError(
                 f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. "
                 "Nothing was started. Give a folder that is empty or does not exist. If another query is making the "
                 "table now, start again. If a query was killed there in its first drain, start it again with its own "
-                "checkpoint, or remove the files"
+                "checkpoint"
             )
         write_nothing(spark, place, "append")
     except SPARK_FAULTS as error:

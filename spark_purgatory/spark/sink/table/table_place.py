@@ -15,6 +15,11 @@ from spark_purgatory.spark.storage.storage_access import absolute, back_ticked
 
 SESSION_CATALOG = "spark_catalog"
 OF_DELTA = ("_delta_log", "_change_data", "_delta_index")  # Delta's own folders in a table's folder.
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"  # It keeps names where the session does.
+FORGETS_NAMES = (
+    "This session's catalog is in memory (spark.sql.catalogImplementation): it forgets the names of tables when the "
+    "Spark application ends, and their files stay"
+)
 _NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -34,6 +39,13 @@ def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
         namespace = name_parts(spark.catalog.currentDatabase()) if len(parts) == 1 else []
         parts = [spark.catalog.currentCatalog(), *namespace, *parts]
     return replace(options, table=sql_name(*parts))
+
+
+def forgets_names(spark: SparkSession, table: str) -> bool:
+    """Return True if the catalog of a `resolved` name lasts no longer than the Spark application."""
+    is_plain = spark.conf.get(f"spark.sql.catalog.{SESSION_CATALOG}", DELTA_CATALOG) == DELTA_CATALOG
+    is_ours = is_plain and name_parts(table)[0] == SESSION_CATALOG
+    return is_ours and spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
 
 
 def name_parts(name: str) -> list[str]:
