@@ -353,6 +353,8 @@ def test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_sa
     else:
         with pytest.raises(StagingError, match=r"micro-batch . again.* had other rows: .* rows .checksum .* now"):
             run(world)
+        world.again, world.drawn[world.committed] = "the same rows", had  # As with the sources and the code of then.
+        run(world)
     assert world.rows == rows
 
 
@@ -454,6 +456,39 @@ def test_rows_that_the_table_does_not_take_for_delivery_timeout_stop_the_query_a
     world.takes_nothing = False
     run(world)
     assert world.in_table() == world.every()
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (DeliveryTimeoutError, {"delivery_timeout": "1 minute", "max_block": "1 hour"}),
+        (BufferExhaustedError, {"linger": "1 hour", "delivery_timeout": "2 hours"}),
+        (StorageError, {}),
+        (TableLostError, {}),
+        (StagingError, {}),
+    ],
+)
+def test_on_delivery_hears_of_each_way_in_which_a_query_gives_up_once(
+    error: type[PurgatoryError], options: dict[str, str]
+) -> None:
+    """Only a delivery timeout was told, and the docstring said: when their query gave up."""
+    world = made("nothing lingers")
+    world.options |= options
+    world.takes_nothing, world.commit_fails = bool(options), ["remedy"] * (error is StorageError)
+    if error is TableLostError:
+        run(world)
+        world.table_id = "another"
+    if error is StagingError:
+        world.committed = 1
+    heard: list[tuple[Delivery | None, BaseException | None]] = []
+    sender = WorldSender(world)
+    sender.policy.on_delivery = lambda delivery, fault: heard.append((delivery, fault))
+    with pytest.raises(error) as raised:
+        for batch_id in range(world.committed, len(world.batches)):
+            sender.take(batch_id)
+        sender.take(None, flush=True)
+    assert type(raised.value) is error
+    assert [fault for _, fault in heard if fault] == [raised.value] and heard[-1][0] is None
 
 
 def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:

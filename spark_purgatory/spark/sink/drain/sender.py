@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import DeliveryTimeoutError
+from spark_purgatory.errors import is_interruption
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
@@ -141,6 +141,10 @@ class Sender:
                 failpoints.reach_action("before", action)
                 self._take_in(action, self._do(action, work), work)
             self.has_failed = False
+        except Exception as error:
+            if not is_interruption(error):
+                self.policy.notify(None, out_of_batch(error))
+            raise
         finally:
             self.is_running = False
 
@@ -166,8 +170,6 @@ class Sender:
             case do.Wait(ms):
                 self.beside.wait(ms)
                 return action
-            case do.Stop(DeliveryTimeoutError() as error):
-                self.policy.notify(None, error)
             case do.Commit():
 
                 def commit(own: SparkSession) -> do.Result:
