@@ -44,7 +44,7 @@ class Checkpoint:
     commits: dict[int, dict[int, str]] = field(default_factory=dict)
     """By micro-batch: the state of each partition that counts."""
     files: dict[str, tuple[dict[str, list[int]], int]] = field(default_factory=dict)
-    """Staged files: rows by table partition, and when each was written."""
+    """Staged files: rows by table partition, `CUT` if a power loss cut the file, and when each was written."""
 
     def copied(self) -> Checkpoint:
         """A copy, as a move makes it."""

@@ -17,11 +17,12 @@ from pyspark.errors import PySparkException
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import PurgatoryError, StateVersionError
+from spark_purgatory.spark.sink.staging.staged_files import file_at
 from tests.simulation.driver import Checkpoint, ConcurrentRun, Run, Settings, use_release
 from tests.simulation.judge import Judge, Wrong
 from tests.simulation.moves import moved
 from tests.simulation.sink import NOW, SPARK, SimulatedSender
-from tests.simulation.storage import DISKS, Disk, Store
+from tests.simulation.storage import CUT, DISKS, Disk, Store
 from tests.simulation.table import Table
 from tests.simulation.tasks import Executor, Lost, States, StateStore
 from tests.simulation.world import NEAR_COMMITS, SINKS, Scenario, Step
@@ -150,6 +151,10 @@ class Simulation:
         self.executor = Executor()
         for name, (_, staged_ms) in list(self.checkpoint.files.items()):
             if staged_ms >= self.wall_ms - 2 and self.random.random() < 0.15:
+                if file_at(f"/{name}").batch_id >= self.checkpoint.next_batch:
+                    self.checkpoint.files[name] = CUT, staged_ms  # It does not count, so nothing reads it.
+                    self.seen["staged files cut"] += 1
+                    continue
                 del self.checkpoint.files[name]
                 self.is_damaged = True
         if self.checkpoint.next_batch > self.moved_at and self.random.random() < 0.2:

@@ -27,11 +27,12 @@ from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender,
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
+from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
 from tests.simulation.moves import columns_of
-from tests.simulation.storage import DiskPath, Names, Store
+from tests.simulation.storage import CUT, DiskPath, Names, Store
 from tests.simulation.table import Target
 
 if TYPE_CHECKING:
@@ -116,14 +117,19 @@ def _measured(spark: object, paths: Sequence[str], schema: str | None) -> list[P
         for name in inside:
             parts, staged_ms = NOW[-1].checkpoint.files[name]
             whole = staged_files.file_at(f"{ROOT}/{name}", staged_ms)
+            if parts is CUT:
+                raise StagingError(f"{name} was cut by a power loss and is read")
             for partition, rows in parts.items():
                 measured = {"partition": partition, "rows": len(rows), "staged_bytes": len(rows) * ROW_BYTES}
                 found.append(Piece(**{**vars(whole), **measured, "checksum": sum(rows)}))
     return sorted(found, key=lambda piece: (piece.batch_id, piece.path))
 
 
-def _pieces_below(spark: object, folder: str, schema: str | None) -> list[Piece]:
-    return _measured(spark, [f"{ROOT}/rows"], schema) if NOW[-1].listed_files() else []
+def _pieces_below(spark: object, folder: str, ledger: Ledger, before: int) -> list[Piece]:
+    files = [staged_files.file_at(f"{ROOT}/{name}") for name in NOW[-1].listed_files()]
+    may_count = {each.folder for each in files if ledger.may_count(each, before)}
+    others = [each for each in files if each.folder not in may_count]
+    return [*others, *_measured(spark, [f"{ROOT}/{path}" for path in sorted(may_count)], None)]
 
 
 def _read_files(spark: object, folder: str, schema: object, files: Any, partition_by: object) -> list[int]:

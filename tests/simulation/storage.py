@@ -20,6 +20,9 @@ from itertools import count
 from pathlib import PurePosixPath
 from typing import Any
 
+CUT: dict[str, list[int]] = {}
+"""A staged file that a power loss has cut."""
+
 
 @dataclass(eq=False)
 class File:

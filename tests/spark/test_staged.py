@@ -94,6 +94,29 @@ def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_cou
         ledger(*map(record, twins)).adopt(twins, before=1)
 
 
+def test_of_two_runs_that_staged_the_same_rows_either_folder_may_go() -> None:
+    """It was "stop one, remove its folder": of other rows nothing shows which the state of the query has."""
+    twins = piece(0, run=NEXT_RUN), piece(0, run=TWIN)
+    with pytest.raises(ForeignWriterError, match=r"Stop one of them, and move .*, whose rows are the same, elsewhere"):
+        ledger(*map(record, twins)).adopt(twins, before=1)
+    for kept in twins:
+        book = ledger(*map(record, twins))
+        assert (book.adopt([kept], before=1), Contents.of(book.pieces.values())) == (1, Contents(5, 11))
+    other = replace(twins[1], rows=6)
+    with pytest.raises(ForeignWriterError, match="Stop one of them, and start over with a new checkpoint"):
+        ledger(record(twins[0]), record(other, rows=6)).adopt([twins[0], other], before=1)
+
+
+def test_of_two_writers_of_one_folder_the_record_shows_whose_files_may_go() -> None:
+    """Nothing has proven that they hold the same rows, and the advice was to remove either."""
+    right, wrong = piece(0), replace(piece(0, writer=OTHER), checksum=12)
+    with pytest.raises(ForeignWriterError, match=r"move the files of one of these names elsewhere.* exchange them"):
+        check_one_writer([right, wrong], "/staging")
+    with pytest.raises(StagingError, match=r"checksum 12. in 1 pieces, but 5 rows .checksum 11. by its record"):
+        ledger(record(right)).adopt([wrong], before=1)
+    assert ledger(record(right)).adopt([right], before=1) == 1
+
+
 def test_an_intent_that_is_not_there_is_missed_by_what_came_after_it() -> None:
     for entry in (record(piece(0, epoch=1)), ("done=0", {"number": 0, "table_version": 0, "table_id": "t"})):
         with pytest.raises(StagingError, match=r"entry intent=0 of .* is missing"):

@@ -66,7 +66,7 @@ def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None =
 
 def warehouse(spark: SparkSession) -> Path:
     """The folder of tables by name."""
-    return Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
+    return Path(str(spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"))
 
 
 def forget(spark: SparkSession, table: str, folder: Path) -> None:

@@ -77,7 +77,7 @@ def _looked_at(
         ledger = read_ledger(spark, place, others_write=True)
         found, known = None, committed
         try:
-            pieces = pieces_below(spark, place.uri, ledger.schema)
+            pieces = pieces_below(spark, place.uri, ledger, committed)
             repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
             known = ledger.adopt(pieces, committed, repartitions)
         except StagingError as error:

@@ -128,7 +128,7 @@ class SparkActions:
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
-        pieces = staged_files.pieces_below(spark, self.folder.uri, ledger.schema)
+        pieces = staged_files.pieces_below(spark, self.folder.uri, ledger, before)
         to_count = (piece for piece in pieces if ledger.last_batch < piece.batch_id < before)
         staged_files.check_one_writer(to_count, self.folder.uri)
         return pieces

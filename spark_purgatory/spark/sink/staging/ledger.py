@@ -142,6 +142,10 @@ class Ledger:
         known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
         return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
 
+    def may_count(self, piece: Piece, before: int) -> bool:
+        """Return True if `adopt` could let a piece count: a run completed its folder after the last intent."""
+        return self.last_batch < piece.batch_id < before and piece.folder in self.records
+
     def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
         """Let micro-batches count that were staged after the last intent and before ``before``, which Spark runs now.
 
@@ -183,10 +187,11 @@ class Ledger:
         if empty is not None and empty.run > last_run:
             return []
         if len(last) > 1 or (last and empty is not None and empty.run == last_run):
+            are_same = empty is None and len({self.records[folder] for folder in last}) == 1
+            way = f"move {last[0]}, whose rows are the same, elsewhere, and start again" if are_same else START_OVER
             raise ForeignWriterError(
                 f"{last[0]} and {last[1] if len(last) > 1 else 'a note without rows'} of the staging folder were "
-                "written by two runs of the query at once. Nothing was committed. Stop one of them, remove its folder, "
-                "and start again"
+                f"written by two runs of the query at once. Nothing was committed. Stop one of them, and {way}"
             )
         if not last:
             return []

@@ -30,6 +30,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ForeignWriterError, StagingError, own_error, sentence_of, storage_fault
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
+from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
@@ -130,15 +131,25 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     return Contents(found["rows"], found["checksum"]), found["bytes"]
 
 
-def pieces_below(spark: SparkSession, folder: str, schema: str | None) -> list[Piece]:
-    """Return every piece of a staging folder; ``schema`` is the rows', as JSON, None if none were staged."""
+def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) -> list[Piece]:
+    """Return every piece of a staging folder. Files that cannot count in a `Ledger.adopt` are listed and not read.
+
+    A power loss may have cut them: Spark does not synchronise its files. A micro-batch that it has not committed is
+    staged again, one that a drain has taken in is checked by that drain, and a run writes the record last.
+    """
     checkpoint, _, name = folder.rpartition("/")
+    reader = spark.read.schema("h int").options(**READ_OPTIONS)
     try:
-        return measured(spark, in_checkpoint(literal(checkpoint), f"{name}/rows"), schema)
+        below = reader.parquet(*in_checkpoint(literal(checkpoint), f"{name}/rows")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return []
+    files = [file_at(path) for path in below]
+    may_count = {each.folder for each in files if ledger.may_count(each, before)}
+    others = [each for each in files if each.folder not in may_count]
+    paths = [literal(f"{folder}/{path}") for path in sorted(may_count)]
+    return [*others, *(measured(spark, paths, ledger.schema) if paths else ())]
 
 
 def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> list[Piece]:
@@ -194,8 +205,9 @@ def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
         if len(ids) > 1:
             raise ForeignWriterError(
                 f"{folder}/{path} holds files of {len(ids)} writers, {', '.join(sorted(ids))}: two runs of the query "
-                "staged the same micro-batch at once. Nothing was committed. Stop one of them, remove the files of one "
-                "of these names, which hold the same rows, and start again"
+                "staged the same micro-batch at once. Nothing was committed. Stop one of them, move the files of one "
+                "of these names elsewhere, and start again. If the folder's record is of the others, the start says "
+                "so: exchange them"
             )
 
 

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config.places import split_uri
-from spark_purgatory.errors import StagingError
+from spark_purgatory.errors import START_OVER, StagingError
 from spark_purgatory.spark.sink.staging.pieces import epoch_path
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, STRICT_FILES, settings
@@ -209,5 +209,5 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
         pass
     raise StagingError(
         f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "
-        "was written. Restore the file from a copy. Without one, read the staged rows from the Parquet files next to it"
+        f"was written. Bring it back from a copy, or {START_OVER}"
     )
