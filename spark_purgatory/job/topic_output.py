@@ -18,7 +18,7 @@ from spark_purgatory.spark.operator.inputs import field_of
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
-from spark_purgatory.spark.storage.spark_access import settings_at_start
+from spark_purgatory.spark.storage.query_start import started
 
 AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all fields, and times as exact as Spark's
 
@@ -28,12 +28,11 @@ def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> Stream
     assert config.output.topic is not None, "bug: the output is no topic"
     if is_checkpoint(spark, config.checkpoint):
         check_files(spark, config.checkpoint)
-    wanted = settings_to_start(outcomes, config.checkpoint)
+    decide = settings_to_start(outcomes, config.checkpoint)
     records = records_of(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
-    writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump()))
-    with settings_at_start(spark, wanted):
-        return writer.option("checkpointLocation", config.checkpoint).outputMode("append").start()
+    writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump())).outputMode("append")
+    return started(writer, spark, config.checkpoint, decide=decide)
 
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:

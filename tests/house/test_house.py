@@ -34,10 +34,9 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "schema": frozenset({"schema", "core", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
     "readable": frozenset(),
-    "cost": frozenset(),
     "metrics": frozenset({"metrics", "config", "schema", "errors", "readable"}),
     "spark": frozenset(
-        {"spark", "core", "accumulator", "config", "cost", "schema", "metrics"}
+        {"spark", "core", "accumulator", "config", "schema", "metrics"}
         | {"errors", "readable", "version", "worker_python"}
     ),
     "testing": ANYTHING,
@@ -57,7 +56,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "accumulator": frozenset(),
     "terminal": frozenset({"rich"}),
     "errors": frozenset(),
-    "cost": frozenset(),
     "spark": INSTALLED_ALWAYS | {"delta", "py4j", "pyspark"},
     "metrics": INSTALLED_ALWAYS | {"prometheus_client", "opentelemetry", "grafana_foundation_sdk"},
     "testing": ANYTHING,
@@ -93,7 +91,7 @@ ROOMS_APART = frozenset(
 )
 """(place, room, other): pairs that the order would let pass and that know nothing of each other."""
 
-PURE_AREAS = frozenset({"core", "accumulator", "cost"})
+PURE_AREAS = frozenset({"core", "accumulator"})
 PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (
@@ -129,12 +127,13 @@ BANNED_ATTRIBUTES = frozenset(
 )
 BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "sparkContext"})
 # Nothing but Hadoop's FileSystem copies a file on any storage; under Spark Connect the module says so. And PySpark's
-# own way to a listener takes 100 times as long, and it has none to one of batches; under Spark Connect it is not taken.
-# Nor are settings for files of a local disk, whose storage is known to Hadoop alone.
+# own way to a listener takes 100 times as long; under Spark Connect it is not taken. Nor are settings for files of a
+# local disk, whose storage is known to Hadoop alone. PySpark has no way to a copy of a session or to that of a query.
 MAY_TOUCH_JVM = frozenset(
-    f"spark_purgatory/spark/{name}.py" for name in ("move/files", "query_listener", "checkpoint/local_disk")
+    f"spark_purgatory/spark/{name}.py"
+    for name in ("move/files", "query_listener", "checkpoint/local_disk", "storage/own_session", "storage/query_start")
 )
-OF_JVM = frozenset({"_jvm", "_jsc", "_jsparkSession"})
+OF_JVM = frozenset({"_jvm", "_jsc", "_jsparkSession", "_jdf", "_sc"})
 
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 600

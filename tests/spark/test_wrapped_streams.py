@@ -419,3 +419,24 @@ def test_streams_that_are_resolved_and_started_inside_foreach_batch_are_decided_
     statuses = {f"o{i}": ("EXPIRED" if i % 2 else "COMPLETED") for i in range(10)}
     assert Counter((row.id, row.status) for row in outcomes.collect()) == Counter(statuses.items())
     assert "foreachBatch" not in caplog.text, "it is no batch of one micro-batch's rows"
+
+
+def test_what_spark_refuses_to_do_with_outcomes_is_refused_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("o1")], [event("o1", 5), event("clock", 110)])
+    one, other = (purgatory(name=name).resolve(*landing.frames(spark)) for name in ("one", "other"))
+    events = landing.frames(spark)[1].withWatermark("time", "1 minute").withColumnRenamed("key", "event_key")
+    window = "event_key = id and time between resolved_at and resolved_at + interval 1 hour"
+    for stream, said in (
+        (one.union(other), "outcomes of the purgatories 'one' and 'other', .* write each by a query of its own"),
+        (one.select("id", "resolved_at").join(events, F.expr(window)), "are joined with another stream"),
+        (one.withWatermark("resolved_at", "1 minute"), "remove withWatermark, or write its outcomes to a table"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_checkpoint(spark, stream, checkpoint=str(landing.checkpoint))
+        with pytest.raises(ConfigError, match=said):
+            RecordAccumulator(path=str(tmp_path / "refused")).write_stream(stream, checkpoint=str(landing.checkpoint))
+    for name, outcomes in (("one", one), ("other", other)):
+        accumulator = RecordAccumulator(path=str(landing.outcomes), shares_table=True)
+        trigger = {"availableNow": True}
+        accumulator.write_stream(outcomes, checkpoint=str(tmp_path / name), trigger=trigger).awaitTermination()
+    assert spark.read.format("delta").load(str(landing.outcomes)).count() == 2

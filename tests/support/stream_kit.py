@@ -17,7 +17,7 @@ from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
-from spark_purgatory.spark.storage.spark_access import settings_at_start
+from spark_purgatory.spark.storage.query_start import started
 from tests.support.splits import splits, watermark_us_after
 
 
@@ -79,6 +79,5 @@ def _run(purgatory: Purgatory, sides: dict[str, DataFrame], folder: Path) -> Non
     operations, completions = (reader.schema(f.schema).parquet(str(folder / field)) for field, f in sides.items())
     outcomes, checkpoint = purgatory.resolve(operations, completions), str(folder / "checkpoint")
     writer = outcomes.writeStream.format("parquet").option("path", str(folder / "outcomes"))
-    with settings_at_start(outcomes.sparkSession, settings_to_start(outcomes, checkpoint)):
-        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    query.awaitTermination()
+    decide = settings_to_start(outcomes, checkpoint)
+    started(writer.trigger(availableNow=True), outcomes.sparkSession, checkpoint, decide=decide).awaitTermination()

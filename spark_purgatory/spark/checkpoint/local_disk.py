@@ -7,14 +7,14 @@ from typing import Any, cast
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.host.requirements import FILE_MANAGER, KEEPS_OLD_FILES
+from spark_purgatory.spark.host.requirements import FILE_MANAGER, HADOOP_LOCAL_FILES, KEEPS_OLD_FILES
 from spark_purgatory.spark.storage.spark_access import told
 
 _SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
 LOCAL_CHECKPOINT = {
     FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{_SINCE_4_1}{KEEPS_OLD_FILES}",
-    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-    "fs.file.impl.disable.cache": "true",  # The session may have opened Hive's local storage before.
+    HADOOP_LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
+    f"{HADOOP_LOCAL_FILES}.disable.cache": "true",  # The session may have opened Hive's local storage before.
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableEr
 from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
+from spark_purgatory.spark.storage.own_session import moved, own_session
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -83,8 +84,8 @@ def collected(frame: DataFrame) -> list[Row]:
     column. Raises StateUnreadableError if files of the state are missing or damaged.
     """
     try:
-        with settings(frame.sparkSession, STATE_BATCHES):
-            return frame.collect()
+        with own_session(frame.sparkSession) as own, settings(own, STATE_BATCHES):
+            return moved(frame, own).collect()
     except SPARK_FAULTS as error:
         if (fault := state_fault(error)) is not None:
             raise fault from error
@@ -137,9 +138,9 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     said = entry_of(spark, checkpoint, f"offsets/{chosen}")[0]  # An error of Spark's reader would name no file.
     fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
     try:
-        with in_format(spark, checkpoint, fixed[FORMAT_VERSION]):
-            operator, operator_id = _operator(spark, checkpoint)
-            reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
+        with in_format(spark, checkpoint, fixed[FORMAT_VERSION]) as own:
+            operator, operator_id = _operator(own, checkpoint)
+            reader = own.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
             whole, heads = (_of_blob_host if operator == BLOB_HOST else _of_log_host)(reader, checkpoint)
             _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
@@ -152,11 +153,13 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
             "without them. The query itself can go on"
         ) from error
+    whole, heads = moved(whole, spark), moved(heads, spark)
     return ShardStates(whole, heads, operator, chosen, watermark_ms=int(said["batchWatermarkMs"]), settings=fixed)
 
 
-def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractContextManager[None]:
-    """Set the session to a checkpoint's `FORMAT_VERSION`, because Spark 4.1 reads no other format than the session's.
+@contextmanager
+def in_format(spark: SparkSession, checkpoint: str, version: str) -> Iterator[SparkSession]:
+    """Yield a session with a checkpoint's `FORMAT_VERSION`, because Spark 4.1 reads no other than the session's.
 
     Raises StateReaderError if this Spark or Spark Connect cannot read it.
     """
@@ -166,10 +169,12 @@ def in_format(spark: SparkSession, checkpoint: str, version: str) -> AbstractCon
             "Spark 4.1 or a later release"
         )
     if (told(spark, FORMAT_VERSION) or "1") == version:
-        return settings(spark, {})
-    if version != "1" and is_remote():
+        yield spark
+    elif is_remote():  # Its DataFrames are read with the session's settings of that time.
         raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(version)}")
-    return settings(spark, {FORMAT_VERSION: version})
+    else:
+        with own_session(spark) as own, settings(own, {FORMAT_VERSION: version}):
+            yield own
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

@@ -7,7 +7,7 @@ shards have continued. So the same code compares every shard's state first, in a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
@@ -73,15 +73,14 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
 
-def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
-    """Check the checkpoint of a stream that may come from a purgatory, and return what `settings_at_start` takes.
+def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, str]]:
+    """Check the checkpoint of a stream that may come from a purgatory, and return how to choose its settings.
 
-    Spark runs a query in a clone of the session that it makes at the start, so only settings of that moment are the
-    query's. Raises what `check_checkpoint` raises.
+    `started` calls that function when no other start has changed the session. Raises what `check_checkpoint` raises.
     """
     queries, spark = queries_of(df), df.sparkSession
     if not queries:
-        return {}
+        return dict
     has_begun = is_checkpoint(spark, checkpoint)
     if not has_begun and (found := ENCODED.findall(checkpoint)):
         LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
@@ -99,10 +98,14 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
         LOG.warning(said, errors.without_login(checkpoint), sentence_of(error))
     shards = most_shards(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
-    # Adaptive execution does not work with state, and Spark warns of it twice at each start unless it is off.
-    wanted = {"spark.sql.adaptive.enabled": "false"} | store_settings(spark, fixed)
-    wanted |= without_processes(spark, checkpoint)
-    return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
+
+    def chosen() -> dict[str, str]:
+        # Adaptive execution does not work with state, and Spark warns of it unless it is off.
+        wanted = {"spark.sql.adaptive.enabled": "false"} | store_settings(spark, fixed)
+        wanted |= without_processes(spark, checkpoint)
+        return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
+
+    return chosen
 
 
 def _check(

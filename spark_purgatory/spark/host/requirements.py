@@ -45,7 +45,9 @@ ONLY_WITH_ROWS = (  # The consequence of `NO_DATA` = false, and the remedy
     f"idle_after= of operations and completions, or {NO_DATA} = true before the query starts"
 )
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-FILE_MANAGER, LOCAL_FILES = "spark.sql.streaming.checkpointFileManagerClass", "spark.hadoop.fs.file.impl"
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+HADOOP_LOCAL_FILES = "fs.file.impl"
+LOCAL_FILES = f"spark.hadoop.{HADOOP_LOCAL_FILES}"
 KEEPS_OLD_FILES = "FileSystemBasedCheckpointFileManager"
 """A class that keeps an old file if its storage cannot rename over it. A state would then be that of a micro-batch's
 first run, and the rows those of its last. Hadoop's own local storage replaces files, and Hive's does not."""
@@ -61,7 +63,7 @@ def check_streaming(
     ``settings`` are the session's, and ``fixed`` those that the checkpoint keeps from its first start.
     """
     manager = settings(FILE_MANAGER, "") or ""
-    if manager.endswith(KEEPS_OLD_FILES) and not settings(LOCAL_FILES, ""):
+    if manager.endswith(KEEPS_OLD_FILES) and not any(settings(name, "") for name in (LOCAL_FILES, HADOOP_LOCAL_FILES)):
         raise ConfigError(
             f"the session has {FILE_MANAGER}={manager!r}, which may keep an old file instead of replacing it. After "
             "a crash, the state would be that of a micro-batch's first run, and the rows those of its last. Unset it"

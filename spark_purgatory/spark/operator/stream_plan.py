@@ -18,6 +18,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import schema_of, schema_text
+from spark_purgatory.spark.storage.own_session import moved, own_session
 from spark_purgatory.spark.storage.spark_access import settings
 
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"  # A frame's plan, then a node with a unique name
@@ -59,7 +61,7 @@ dropDuplicates keeps state without waiting, so a purgatory after it has its outc
 AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
-ROUTING = ("shards", "host", "route")
+ROUTING = ("shards", "host", "route", "name", "ticks")
 BY_TABLE = "write its outcomes to a table that a second query reads"
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
@@ -87,6 +89,8 @@ class Query:
     route: str = "key"  # The field that chooses an operation's shard: "key", "id" or "scope"
     sources: tuple[str, ...] = field(default=(), compare=False)
     """The texts of the plan's sources. Spark opens those with equal texts once."""
+    name: str = field(default="", compare=False)  # The name of its counters
+    ticks: bool = field(default=False, compare=False)  # True if every micro-batch has rows, with heartbeats
 
 
 def plan_of(frame: DataFrame) -> list[Node]:
@@ -95,7 +99,9 @@ def plan_of(frame: DataFrame) -> list[Node]:
     one = frame.select(F.lit(1).alias("one"))
     spark = frame.sparkSession
     # A declarative pipeline has Spark's own values, and no setting can be changed in it.
-    with settings(spark, {name: value for name, value in IN_FULL.items() if (spark.conf.get(name) or value) != value}):
+    changed = {name: value for name, value in IN_FULL.items() if (spark.conf.get(name) or value) != value}
+    with own_session(spark) if changed else nullcontext(spark) as own, settings(own, changed):
+        one = moved(one, own)
         lines, deeper = _explained(one, "{frame}"), _explained(one, "(SELECT * FROM {frame})")
     if not lines or len(deeper) != len(lines) + 2:
         raise ConfigError(
@@ -103,8 +109,8 @@ def plan_of(frame: DataFrame) -> list[Node]:
             "the operation that explain(extended=True) cuts, write its rows to a table, and stream from the table"
         )
     texts: list[str] = []
-    for line, moved in zip(lines, deeper[2:], strict=True):
-        if _indent(moved) > _indent(line):
+    for line, deep in zip(lines, deeper[2:], strict=True):
+        if _indent(deep) > _indent(line):
             texts.append(line)
         elif texts:
             texts[-1] += f"\n{line}"
@@ -215,6 +221,29 @@ def _check_outcomes_of(found: dict[str, str], given: Operations | Completions, s
         )
 
 
+def _check_what_follows(plan: Sequence[Node]) -> None:
+    """Raise ConfigError for operators on outcomes that Spark refuses at the start, with the whole plan as its error."""
+    hosts, own = _purgatories(plan)
+    names = " and ".join(map(repr, hosts))
+    on_outcomes = [plan[i] for i in own if not set(own) >= set(_below(plan, i)) and plan[i].name != "Union"]
+    if LOG_HOST not in hosts.values() and len(hosts) > 1:
+        raise ConfigError(
+            f"the stream has the outcomes of the purgatories {names}, and Spark runs only one of them in a query: "
+            "write each by a query of its own with a checkpoint of its own, into one table with shares_table=True"
+        )
+    if any(node.name == "EventTimeWatermark" for node in on_outcomes):
+        raise ConfigError(
+            f"the outcomes of the purgatory {names} already have its inputs' watermark, and Spark takes no other: "
+            f"remove withWatermark, or {BY_TABLE}"
+        )
+    joins = [i for i in own if plan[i].name == "Join" and plan[i] in on_outcomes and _keeps_state(plan, i)]
+    if joins and LOG_HOST not in hosts.values():
+        raise ConfigError(
+            f"the outcomes of the purgatory {names} are joined with another stream, and Spark keeps the state of only "
+            f"one of both in a query: {BY_TABLE}, and join there"
+        )
+
+
 def with_query(results: DataFrame, query: Query) -> DataFrame:
     """Return the same rows with the query in their plan, where `queries_of` finds it."""
     spec = query.spec
@@ -229,23 +258,35 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
 
 
 def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
-    """Return the purgatories in a stream, the last first. Raises ConfigError if one is ``needed`` and missing."""
+    """Return the purgatories in a stream, the last first.
+
+    Raises ConfigError if one is ``needed`` and missing, or Spark would refuse what the stream does with outcomes.
+    """
     found, plan = [], plan_of(outcomes)
+    _check_what_follows(plan)
     sources = tuple(node.detail for node in plan if node.name.startswith("StreamingRelation"))
     for node in plan:
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
-            packed = text[1] + "=" * (-len(text[1]) % 8)
-            said = json.loads(zlib.decompress(base64.b32hexdecode(packed)))
-            schemas = {name: said[name] and schema_of(said[name]) for name in SCHEMAS}
-            evidence = said["evidence"] and Evidence(**said["evidence"])
-            others = {name: _tuples(said[name]) for name in AS_IT_IS}
-            spec = replace(spec_of(said["fingerprint"]), evidence=evidence, **schemas, **others)
-            found.append(Query(spec, **{name: said[name] for name in ROUTING}, sources=sources))
+            found.append(_query(text[1], sources))
     if needed and not found:
         raise ConfigError(
             "outcomes do not come out of a purgatory: give what Purgatory.resolve returned, or a stream made of it"
         )
     return found
+
+
+def queries_in(plan: str) -> list[Query]:
+    """Return the purgatories in the text of a plan."""
+    return [_query(text, ()) for text in re.findall(rf"SubqueryAlias {ALIAS}([0-9A-V]+)", plan)]
+
+
+def _query(text: str, sources: tuple[str, ...]) -> Query:
+    said = json.loads(zlib.decompress(base64.b32hexdecode(text + "=" * (-len(text) % 8))))
+    schemas = {name: said[name] and schema_of(said[name]) for name in SCHEMAS}
+    evidence = said["evidence"] and Evidence(**said["evidence"])
+    others = {name: _tuples(said[name]) for name in AS_IT_IS}
+    spec = replace(spec_of(said["fingerprint"]), evidence=evidence, **schemas, **others)
+    return Query(spec, **{name: said[name] for name in ROUTING}, sources=sources)
 
 
 def _tuples(value: Any) -> Any:

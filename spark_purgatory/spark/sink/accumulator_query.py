@@ -18,6 +18,7 @@ from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.storage.own_session import own_session
 
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200  # A minute for the last micro-batch to notice that its query was stopped.
@@ -205,7 +206,8 @@ class AccumulatorQuery:
             self._drain()
         elif not is_remote():
             self._await_sender()
-            self._sender.end_drain(self._spark)
+            with own_session(self._spark) as own:
+                self._sender.end_drain(own)
 
     def _is_due(self) -> bool:
         """Return True if the next micro-batch may begin before the query has stopped."""
@@ -237,14 +239,16 @@ class AccumulatorQuery:
                     f"staged rows to the table. This run, {self._query.runId}, has ended: call flush() or close() on "
                     "the accumulator of the other run"
                 )
-        if not self._sender.is_true(self._spark):
-            last = self._sender
-            self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
-        if self._listeners and not is_remote():
-            ledger = self._sender.open(self._spark)
-            counted = sum(piece.rows for piece in ledger.pieces.values())
-            self._notify(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
-        self._sender.drain(self._spark)
+        with own_session(self._spark) as own:
+            if not self._sender.is_true(own):
+                last = self._sender
+                self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
+            if self._listeners and not is_remote():
+                ledger = self._sender.open(own)
+                counted = sum(piece.rows for piece in ledger.pieces.values())
+                self._notify(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
+            self._sender.drain(own)
+        self.target.refresh(self._spark)
         self._notify(draining_rows=0)
 
     def _notify(self, draining_rows: int) -> None:

@@ -30,7 +30,8 @@ from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.target import Target
-from spark_purgatory.spark.storage.spark_access import settings_at_start
+from spark_purgatory.spark.storage.own_session import own_session
+from spark_purgatory.spark.storage.query_start import Decide, started
 from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
@@ -131,17 +132,18 @@ class RecordAccumulator(SinkOptions):
             # The server caches the files that it listed for a read by the read's number and text. Each process of a
             # session counts its reads from 0, so the worker of a restarted query would get the files of the last run.
             spark.conf.set("spark.connect.session.planCache.enabled", "false")
-        options, since = checked(spark, df.schema, self.options, checkpoint)
-        wanted = settings_to_start(df, checkpoint)
+        with own_session(spark) as own:
+            options, since = checked(own, df.schema, self.options, checkpoint)
+        decide = settings_to_start(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery, since)
         # A stream that receives nothing more still delivers its last rows: foreachBatch is called at each trigger,
         # because a second stream without rows always has something new.
         with_heartbeat = df.unionAll(heartbeats(spark, df.schema).where(F.lit(False)))
         writer = with_heartbeat.writeStream.foreachBatch(sender).outputMode("append")
-        writer = writer.option("checkpointLocation", checkpoint).trigger(**chosen)
+        writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer, spark, wanted), sender, spark, chosen)
+        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen)
         self._started[:] = [query]
         LOG.info(
             f"query {query_name or query.id} started: table {self}, checkpoint {without_login(checkpoint)}, "
@@ -184,7 +186,8 @@ class RecordAccumulator(SinkOptions):
             if accumulator.table_exists(spark):
                 accumulator.read(spark).show()
         """
-        return self._target(spark).exists(spark)
+        with own_session(spark) as own:
+            return self._target(own).exists(own)
 
     def read(self, spark: SparkSession, *, staged: bool = False, checkpoint: str | None = None) -> DataFrame:
         """Return the table; with ``staged`` also the rows that still wait for their file, each row once.
@@ -208,10 +211,14 @@ class RecordAccumulator(SinkOptions):
                     f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
                     "waited for linger. Call table_exists() first, or read(staged=True) for the rows that wait"
                 )
-            return self._target(spark).read(spark)
+            with own_session(spark) as own:
+                target = self._target(own)
+            return target.read(spark)
         if checkpoint is None:
             checkpoint = self._query_to("read with staged=True", ", or give checkpoint=").checkpoint
-        return staged_view(spark, self._target(spark), checkpoint)
+        with own_session(spark) as own:
+            target = self._target(own)
+        return staged_view(spark, target, checkpoint)
 
     def _query_to(self, what: str, otherwise: str = "") -> AccumulatorQuery:
         if not self._started:
@@ -250,10 +257,9 @@ def trigger_of(processingTime: Duration | None = None, availableNow: bool | None
     return {"processingTime": f"{parse_duration(processingTime, 'trigger processingTime') // 1000} milliseconds"}
 
 
-def _start(writer: DataStreamWriter, spark: SparkSession, wanted: Mapping[str, str]) -> StreamingQuery:
+def _start(writer: DataStreamWriter, spark: SparkSession, checkpoint: str, decide: Decide) -> StreamingQuery:
     try:
-        with settings_at_start(spark, wanted):
-            return writer.start()
+        return started(writer, spark, checkpoint, decide=decide)
     except AnalysisException as error:
         if not OTHER_MODES.search(str(error)):
             raise

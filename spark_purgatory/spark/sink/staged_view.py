@@ -22,6 +22,7 @@ from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
+from spark_purgatory.spark.storage.own_session import own_session
 
 TRIES = 5
 
@@ -37,8 +38,10 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
             f"checkpoint={checkpoint!r} is not the checkpoint of a query that was started: start the query, or name "
             "the checkpoint of the query whose staged rows you want"
         )
-    place = StagingFolder.of(spark, checkpoint)
-    ledger, pieces, version = _looked_at(spark, target, checkpoint, place)
+    with own_session(spark) as own:
+        place = StagingFolder.of(own, checkpoint)
+        ledger, pieces, version = _looked_at(own, target, checkpoint, place)
+        facts = target.facts(own) if pieces and version != NO_VERSION else None
     if not pieces and version != NO_VERSION:
         return target.read(spark, version)
     if ledger.schema is None:
@@ -52,7 +55,7 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
     staged = read_pieces(spark, place.uri, columns.rows, pieces)
     if version == NO_VERSION:
         return staged
-    table, facts = target.read(spark, version), target.facts(spark)
+    table = target.read(spark, version)
     if facts is not None:
         names = target.columns_now(spark, columns, facts, table.schema).there or columns.rows
         staged = with_names(staged, fitted_columns(names, table.schema))

@@ -31,7 +31,7 @@ _AGAIN = (
     "writes once"
 )
 Logs = Mapping[str, Mapping[int, str]]  # The entries of each folder: the name of the file by its number
-READ_FAULTS: tuple[type[Exception], ...] = (ValueError, *SPARK_FAULTS)
+READ_FAULTS: tuple[type[Exception], ...] = (ValueError, IndexError, *SPARK_FAULTS)
 
 
 class NoCheckpointError(ConfigError):
@@ -214,6 +214,18 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
         return 0
 
 
+def body_of(entry: str) -> dict[str, Any]:
+    """Return the JSON object of an entry of ``offsets`` or ``commits``, which follows the line with its version."""
+    body: dict[str, Any] = json.loads(entry.splitlines()[1])
+    return body
+
+
+def with_body(entry: str, body: Mapping[str, Any]) -> str:
+    """Return an entry with another JSON object."""
+    version, _, *others = entry.split("\n")
+    return "\n".join([version, json.dumps(body, separators=(",", ":")), *others])
+
+
 def entry_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object of a file below a checkpoint, and the lines after it.
 
@@ -221,8 +233,8 @@ def entry_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str,
     source.
     """
     try:
-        _, facts, *others = texts_of(spark, checkpoint, [path])[path].splitlines()
-        return json.loads(facts), others
+        text = texts_of(spark, checkpoint, [path])[path]
+        return body_of(text), text.splitlines()[2:]
     except READ_FAULTS:
         damage = next(unreadable(spark, checkpoint, [path]), Damage(path, "is empty, cut or damaged"))
         raise StorageError(f"checkpoint={checkpoint!r} is damaged: {damage}") from None

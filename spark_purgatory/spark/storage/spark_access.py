@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import RLock
 from weakref import WeakKeyDictionary
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -24,18 +24,6 @@ FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 With format 1 a run that has ended may still overwrite the state of the next run, in the background."""
 STRICT_FILES: Mapping[str, str] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader that replace the session's settings of the same names, so that nothing is skipped silently."""
-
-
-def another_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings of this one, for another thread, which can change them alone."""
-    new = spark.newSession()
-    known = new.conf.getAll
-    for name, value in spark.conf.getAll.items():
-        if known.get(name) != value:
-            # A setting that Spark refuses is the application's, and so the new session's too.
-            with suppress(AnalysisException):
-                new.conf.set(name, value)
-    return new
 
 
 @contextmanager
@@ -70,30 +58,6 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                     spark.conf.set(name, after)
 
 
-@contextmanager
-def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change settings for a query that starts in the block. It keeps them, because it runs in a clone of the session.
-
-    A setting that the user has made, or that Spark does not let a session change, stays as it is. Only the format of
-    the checkpoint is always set. Queries start one after the other, so that none gets the settings of another.
-    """
-    with _starting:
-        free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or _is_free(spark, name, value)}
-        with settings(spark, free):
-            yield
-
-
-def _is_free(spark: SparkSession, name: str, value: str) -> bool:
-    """Return True if a session has no value of a setting and accepts one."""
-    try:
-        if spark.conf.get(name, None) is not None:
-            return False
-        with settings(spark, {name: value}):
-            return True
-    except PySparkException:
-        return False
-
-
 def cores_of(spark: SparkSession) -> int | None:
     """Return the most cores that a session's tasks may have; None if that is not known.
 
@@ -118,6 +82,6 @@ def told(spark: SparkSession, name: str) -> str:
         return ""
 
 
-_changing, _starting = RLock(), RLock()
+_changing = RLock()
 _held: WeakKeyDictionary[SparkSession, dict[str, tuple[str | None, list[tuple[str]]]]] = WeakKeyDictionary()
 """The settings that blocks have changed now, by session: the value before them, and the blocks' values."""

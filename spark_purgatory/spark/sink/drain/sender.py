@@ -25,7 +25,7 @@ from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.storage.checkpoint_files import next_batch
-from spark_purgatory.spark.storage.spark_access import another_session
+from spark_purgatory.spark.storage.own_session import copied_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 
@@ -54,7 +54,7 @@ class Beside:
         if is_remote():
             return False
         self._thread = self._thread or ThreadPoolExecutor(1, "spark_purgatory drain")
-        session = self._session = self._session or another_session(spark)
+        session = self._session = self._session or copied_session(spark) or spark.newSession()
 
         def in_thread() -> do.Result:
             # Makes it the session of this thread, where Delta looks up catalogs. There is no other way without the JVM.
@@ -118,7 +118,6 @@ class Sender:
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
         self._run(do.Work(spark, next_batch(spark, self.checkpoint), flush=True))
-        self.target.refresh(spark)
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for a running drain to end, and note that it is done."""
