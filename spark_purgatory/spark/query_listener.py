@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -47,35 +47,12 @@ class _InOneCall(JStreamingQueryListener):
         self.pylistener.onQueryProgress(QueryProgressEvent(StreamingQueryProgress.fromJson(report)))
 
 
-class BatchListener:
-    """Spark's ``QueryExecutionListener``, which it calls after each action on a batch."""
-
-    PREFIX: ClassVar[str] = "spark_purgatory batch "
-    """The beginning of the names under which batches are observed; the plan of one action may have several."""
-    Java = type("Java", (), {"implements": ("org.apache.spark.sql.util.QueryExecutionListener",)})
-
-    def listen(self, spark: SparkSession) -> None:
-        """Listen to the actions of a session from now on."""
-        from py4j.protocol import Py4JError  # the client of Spark Connect has none
-        from pyspark import SparkContext
-        from pyspark.java_gateway import ensure_callback_server_started
-
-        gateway: Any = SparkContext._gateway
-        ensure_callback_server_started(gateway)
-        try:
-            spark._jsparkSession.listenerManager().register(self)
-        except Py4JError:
-            LOG.debug("the platform does not allow a listener: batches are not watched", exc_info=True)
-
-    def on_batch(self, name: str, observed: Mapping[str, Any]) -> None:
-        """Take the end of an action whose plan is observed under a name of ours."""
-
-    def onSuccess(self, function: str, execution: Any, duration_ns: int) -> None:
-        """Find what was observed for us."""
-        observed = execution.observedMetrics()
-        for name in observed.keySet().mkString("\n").split("\n"):
-            if name.startswith(self.PREFIX):
-                self.on_batch(name, json.loads(observed.apply(name).json()))
-
-    def onFailure(self, function: str, execution: Any, exception: Any) -> None:
-        """Do nothing: Spark raises the error itself."""
+def plan_of_query(sessions: Iterable[SparkSession], query_id: str) -> str:
+    """Return the analyzed plan of a query that is starting in one of the sessions; "" if Spark does not show it."""
+    try:
+        found = (cast("Any", spark)._jsparkSession.streams().get(query_id) for spark in sessions)
+        query = next((each for each in found if each is not None), None)
+        return "" if query is None else str(query.streamingQuery().analyzedPlan().toString())
+    except Exception:  # Platforms refuse it in their own ways.
+        LOG.debug("this Spark does not show the plan of query %s", query_id, exc_info=True)
+        return ""

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from spark_purgatory import Completions, Operations, Purgatory, check_checkpoint, criteria
+from spark_purgatory import Operations, check_checkpoint
 from spark_purgatory.doctor.session import setting_findings
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host.requirements import NO_DATA, POLICY
@@ -80,49 +80,6 @@ def test_a_function_of_foreach_batch_that_computes_nothing_is_named(
     assert ["docs/how-to/other_sinks.md" in text for text in said] == [True] * (not computes)
     assert run() == ""
     assert spark.read.format("delta").load(table).count() == 1
-
-
-@pytest.mark.parametrize("several_keys", [False, True])
-def test_a_batch_whose_events_are_all_rejected_is_warned_of_once(
-    spark: SparkSession, caplog: pytest.LogCaptureFixture, several_keys: bool
-) -> None:
-    rules = Purgatory(
-        operations=Operations(
-            id="id", keys=["id", "other"] if several_keys else "id", created="at", timeout="1 hour", watermark="1 hour"
-        ),
-        completions=Completions(key="key", time="seen", watermark="1 hour"),
-        criterion=criteria.any_key(),
-    )
-    orders = spark.sql("select string(id) id, 'x' other, timestamp_seconds(1700000000 + id) at from range(50)")
-    events = spark.sql("select string(id) key, timestamp(null) seen from range(40)")
-    outcomes = rules.resolve(orders, events)
-    assert {status for (status,) in outcomes.sort("id").select("status").collect()} == {"EXPIRED"}
-    assert outcomes.count() == 50
-    (said,) = warnings(caplog, 1)
-    assert said.startswith(
-        "resolve() of a batch: 40 of 40 events were rejected and complete nothing (the time is null: 40). Compare "
-        "key=, time= and value= of Completions with the rows"
-    )
-
-
-@pytest.mark.long
-def test_a_batch_of_which_events_count_is_quiet_and_its_outcomes_may_meet_others_in_one_plan(
-    spark: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    orders = spark.sql("select string(id) id, timestamp_seconds(1700000000) at from range(20)")
-    events = spark.sql("select string(id) key, if(id < 19, timestamp_seconds(1700000001), null) seen from range(20)")
-    rules = Purgatory(
-        operations=Operations(id="id", keys="id", created="at", timeout="1 hour", watermark="1 hour"),
-        completions=Completions(key="key", time="seen", watermark="1 hour"),
-        criterion=criteria.any_key(),
-    )
-    one, other = rules.resolve(orders, events), rules.resolve(orders, events.limit(0))
-    both = one.join(other.select("id", other.status.alias("without")), "id").join(one.select("id"), "id")
-    counts = {
-        (row["status"], row["without"]): row["count"] for row in both.groupBy("status", "without").count().collect()
-    }
-    assert counts == {("COMPLETED", "EXPIRED"): 19, ("EXPIRED", "EXPIRED"): 1}
-    assert warnings(caplog, 0) == []
 
 
 class Kept(StreamingQueryListener):

@@ -18,15 +18,19 @@ IN_1970 = "1970-01-20T19:50:00.000Z"
 class Run:
     """A run of a query with one purgatory, "orders"."""
 
-    def __init__(self, ticks: bool = False) -> None:
-        self.watch, self.batches = _QueryWatch(), 0
-        self.watch.ticks["orders"] = ticks
+    def __init__(self, ticks: bool = False, shards: int = 16, watch: _QueryWatch | None = None) -> None:
+        self.watch, self.batches, self.run = watch or _QueryWatch(), 0, f"run with {shards} shards"
+        query: Any = SimpleNamespace(ticks=ticks, shards=shards)
+        self.watch._queries[self.run] = {"orders": query}
 
-    def report(self, watermark: str = MAY, rejections: dict[str, int] | None = None, **counted: int) -> None:
+    def report(
+        self, watermark: str = MAY, rejections: dict[str, int] | None = None, partitions: int = 0, **counted: int
+    ) -> None:
         row = Row(**{**dict.fromkeys(COUNTERS, 0), "rejections": rejections, **counted})
         self.watch.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(
             observedMetrics={"orders": row}, durationMs={"addBatch": 1}, eventTime={"watermark": watermark},
-            runId="run", id="id", name="q", batchId=self.batches, stateOperators=[],
+            runId=self.run, id="id", name="q", batchId=self.batches,
+            stateOperators=[SimpleNamespace(numShufflePartitions=partitions)],
         )))  # fmt: skip
         self.batches += 1
 
@@ -85,3 +89,15 @@ def test_what_may_be_lost_is_warned_of_once(
 def test_a_healthy_query_is_quiet(caplog: pytest.LogCaptureFixture, report: dict[str, int]) -> None:
     Run().report(**report)
     assert not caplog.records
+
+
+def test_a_query_is_judged_by_its_own_shards_whatever_other_purgatories_are_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    large = Run(shards=16)
+    large.watch.cores = 16
+    small = Run(shards=4, watch=large.watch)
+    large.report(partitions=16)
+    assert not caplog.records
+    small.report(partitions=16)
+    assert "16 state partitions for 4 shards" in caplog.text

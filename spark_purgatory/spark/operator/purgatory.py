@@ -32,7 +32,7 @@ from spark_purgatory.spark.operator.evidence import carried_schema, event_fields
 from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
-from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch, watch_batch
+from spark_purgatory.spark.operator.query_watch import ticks, warn_inside_foreach_batch, watch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
 OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
@@ -288,12 +288,15 @@ class Purgatory(PurgatoryOptions):
         unpack = unpacker(arrow_schema(schema), evidence_fields(spec), self.orphans != "none")
         if operations.isStreaming:
             route = "scope" if self.scope is not None else "id" if plan.several_keys else "key"
-            results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
+            results = with_query(
+                self._stream(packed, spec, sent),
+                Query(spec, self.shards, self.host, route, name=self.name, ticks=ticks(self)),
+            )
             return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         results = packed.groupBy("shard").applyInPandas(decided, BATCH_DDL)
-        return watch_batch(results, self.shards, plan.is_broadcast).mapInArrow(unpack, schema).drop(*exclude)
+        return results.mapInArrow(unpack, schema).drop(*exclude)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.

@@ -1,29 +1,28 @@
 """Warnings about a query: a still watermark, late or rejected rows, no operation that completes, state partitions.
 
-`Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch, and each action on a batch, to it,
-with the counters of every purgatory in the query. Each warning is logged once for a query. Spark Connect gets no
-listener, because it would be a thread of the client that keeps its process alive.
+`Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch to it, with the counters of every
+purgatory in the query. Each warning is logged once for a query. Spark Connect gets no listener, because it would be a
+thread of the client that keeps its process alive.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
-from pyspark.sql import functions as F
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS, rejected_text
+from spark_purgatory.schema import COUNTERS, rejected_text
 from spark_purgatory.spark.host import requirements
+from spark_purgatory.spark.operator.stream_plan import Query, queries_in
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
-from spark_purgatory.spark.query_listener import BatchListener, QueryListener
+from spark_purgatory.spark.query_listener import QueryListener, plan_of_query
 from spark_purgatory.spark.storage.spark_access import cores_of
 
 LOG = logging.getLogger(__name__)
@@ -85,10 +84,9 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)
         spark.streams.addListener(_watch)
-    _watch.shards[options.name], _watch.ticks[options.name] = options.shards, _ticks(options)
     if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
         LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)) or 8)
-    if requirements.runs_only_with_rows(spark) and not _ticks(options):
+    if requirements.runs_only_with_rows(spark) and not ticks(options):
         LOG.warning("%s is false: %s", requirements.NO_DATA, requirements.ONLY_WITH_ROWS)
 
 
@@ -106,20 +104,25 @@ def _is_called_from(wanted: Callable[[str], bool]) -> bool:
     return frame is not None
 
 
-def _ticks(options: PurgatoryOptions) -> bool:
+def ticks(options: PurgatoryOptions) -> bool:
     """Return True if every micro-batch has rows: heartbeats of an input, or of an earlier purgatory's input."""
     sides = options.operations, options.completions
     firsts = (side.outcomes_of for side in sides if isinstance(side.outcomes_of, PurgatoryOptions))
-    return any(side.idle_after is not None for side in sides) or any(map(_ticks, firsts))
+    return any(side.idle_after is not None for side in sides) or any(map(ticks, firsts))
 
 
 class _QueryWatch(QueryListener):
     def __init__(self) -> None:
         self.cores: int | None = None
-        self.shards: dict[str, int | None] = {}  # Of each purgatory by name; if two have one name, of the last.
-        self.ticks: dict[str, bool] = {}  # True with heartbeats.
+        self._queries: dict[str, dict[str, Query]] = {}
+        """By run: the purgatories of the query, by name."""
         self._seen: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
         """By run and purgatory, "" for the whole run: sums of counters, micro-batches without a watermark, warnings."""
+
+    def onQueryStarted(self, event: Any) -> None:
+        self._queries[str(event.runId)] = {
+            query.name: query for query in queries_in(plan_of_query([*_sessions], str(event.id)))
+        }
 
     def onQueryProgress(self, event: Any) -> None:
         progress = event.progress
@@ -139,12 +142,14 @@ class _QueryWatch(QueryListener):
     def onQueryTerminated(self, event: Any) -> None:
         for said in (said for pattern, said in ENDS.items() if re.search(pattern, event.exception or "")):
             LOG.error("query %s: %s", event.id, said)
-        self._seen.pop(str(event.runId), None)
+        for known in (self._seen, self._queries):
+            known.pop(str(event.runId), None)
 
     def _look_at_partitions(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
         found = max((operator.numShufflePartitions for operator in progress.stateOperators), default=0)
-        shards = most_shards(self.shards.get(name) for name in counted)
-        if (why := too_many(found, shards, self.cores)) and _is_first(seen, "partitions"):
+        queries = self._queries.get(str(progress.runId), {}).values()
+        shards = most_shards(query.shards for query in queries)
+        if queries and (why := too_many(found, shards, self.cores)) and _is_first(seen, "partitions"):
             LOG.warning("query %s: %s", progress.name or progress.id, why)
 
     def _look_at_watermark(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
@@ -157,9 +162,10 @@ class _QueryWatch(QueryListener):
 
     def _look_at_late_rows(self, progress: Any, seen: Counter[str], name: str, counters: dict[str, Any]) -> None:
         late = (counters["events_late"] or 0) + (counters["operations_late"] or 0)
-        received, ticks = _received(counters), self.ticks.get(name, False)
-        if late >= max(1 if ticks else FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
-            at, text, query = progress.eventTime, LATE + BACKLOG * ticks, progress.name or progress.id
+        received, queries = _received(counters), self._queries.get(str(progress.runId), {})
+        has_ticks = name in queries and queries[name].ticks
+        if late >= max(1 if has_ticks else FEWEST, LATE_SHARE * received) and _is_first(seen, "late"):
+            at, text, query = progress.eventTime, LATE + BACKLOG * has_ticks, progress.name or progress.id
             times = f" (the times of this one are between {at['min']} and {at['max']})" if "min" in at else ""
             LOG.warning(text, query, name, late, received, progress.batchId, at.get("watermark"), times)
 
@@ -186,42 +192,5 @@ def _received(counters: dict[str, Any]) -> int:
     return (counters["received"] or 0) + (counters["events_received"] or 0)
 
 
-class _BatchWatch(BatchListener):
-    """Warns once for each `Purgatory.resolve` of a batch in which every event was rejected."""
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-
-    def on_batch(self, name: str, observed: Mapping[str, Any]) -> None:
-        shards = observed.get("shards")
-        if observed.get("taken") != 0 or not shards or name in self._warned:
-            return
-        self._warned.add(name)
-        counts = [sum(values) for values in zip(*(shard["rejections"] for shard in shards), strict=True)]
-        rejected = sum(shard["events_rejected"] for shard in shards)
-        text = rejected_text(rejected, rejected, dict(zip(REJECTION_COUNTERS, counts, strict=True)))
-        LOG.warning(REJECTED, "resolve() of a batch", text)
-
-
-def watch_batch(results: DataFrame, shards: int | None, is_broadcast: bool) -> DataFrame:
-    """Count a batch's rejected events as its rows pass, to warn if no event was taken.
-
-    An action may call a shard several times, for instance to sort its rows, so the counts are a set and a maximum.
-    """
-    spark = results.sparkSession
-    if is_remote() or shards is None:  # A group for each key would make the set too large.
-        return results
-    if spark not in _batch_sessions:
-        _batch_sessions.add(spark)
-        _BatchWatch().listen(spark)
-    shard = F.lit(0) if is_broadcast else F.col("shard")  # Every shard has the same events.
-    rejected = F.struct(shard.alias("shard"), "events_rejected", "rejections")
-    taken = F.max(F.col("events_received") - F.col("events_rejected")).alias("taken")
-    bad = F.collect_set(F.when(F.col("events_rejected") > 0, rejected)).alias("shards")
-    return results.observe(f"{BatchListener.PREFIX}{next(_numbers)}", taken, bad)
-
-
 _watch = _QueryWatch()
-_numbers = itertools.count()
 _sessions: WeakSet[SparkSession] = WeakSet()  # Sessions whose queries are watched
-_batch_sessions: WeakSet[SparkSession] = WeakSet()
