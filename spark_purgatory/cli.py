@@ -240,8 +240,7 @@ def move(
     job_file: Annotated[Path, argument(help="The YAML file of the new job.")],
     source: Annotated[str, option("--from", help="The old job's checkpoint.")],
     partitions: Annotated[int | None, typer.Option(min=1, help="State partitions. [default: as before]")] = None,
-    tables: Annotated[str | None, option(help="Read the state from the tables of export-state.")] = None,
-    removed: Annotated[list[str] | None, typer.Option(help="Rows that you removed there: operations=4.")] = None,
+    where: Annotated[str, option(help="Keep only operations for which this SQL is true.")] = "true",
     dry_run: DryRun = False,
     yes: Yes = False,
     set_: Changes = None,
@@ -254,8 +253,8 @@ def move(
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_move
 
-    given = (job_file, set_ or (), removed or (), Consent(dry_run, yes), terminal())
-    how: dict[str, Any] = {"source": source, "partitions": partitions, "tables": tables}
+    given = (job_file, set_ or (), Consent(dry_run, yes), terminal())
+    how: dict[str, Any] = {"source": source, "partitions": partitions, "where": where}
     raise typer.Exit(guarded_reading(source, show_move, *given, **how))
 
 
@@ -263,7 +262,7 @@ def move(
 def export_state(
     checkpoint: Checkpoint, folder: Annotated[str, argument(help="The folder for the tables.")], conf: Settings = None
 ) -> None:
-    """Write a query's state as Parquet tables, to read, count and edit.
+    """Write a query's state as Parquet tables, to read and count.
 
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """

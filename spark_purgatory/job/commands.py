@@ -63,15 +63,13 @@ def show_repair(checkpoint: str, consent: Consent, settings: Sequence[str], cons
         say(console, "Removed what is not true: start the query again")
 
 
-def show_move(
-    job_file: Path, changes: Sequence[str], removed: Sequence[str], consent: Consent, console: Console, **how: Any
-) -> None:
+def show_move(job_file: Path, changes: Sequence[str], consent: Consent, console: Console, **how: Any) -> None:
     """Move what waits to the checkpoint of a job's file; ``how``: arguments of `move_checkpoint`."""
     config = load_config(job_file, changes)
     consent.check()
     with at_work(console, "Starting Spark"):
         spark = build_session(config, log_file(), short=True)
-    how |= {"target": config.checkpoint, "removed": _removed(removed), "progress": partial(say, console)}
+    how |= {"target": config.checkpoint, "progress": partial(say, console)}
     step = partial(move_checkpoint, spark, outcomes_of(spark, config), **how)
     if not consent.yes:
         with at_work(console, "Looking at what waits"):
@@ -80,13 +78,6 @@ def show_move(
         with at_work(console, "Moving what waits"):
             say(console, str(step()))
         say(console, f"Start it: spark-purgatory run {job_file}")
-
-
-def _removed(given: Sequence[str]) -> dict[str, int]:
-    pairs = {name: rows for name, _, rows in (each.partition("=") for each in given)}
-    if wrong := [name for name, rows in pairs.items() if not rows.isdecimal()]:
-        raise ConfigError(f"--removed {wrong[0]}: give a table and how many rows you removed, such as operations=4")
-    return {name: int(rows) for name, rows in pairs.items()}
 
 
 def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: Console) -> None:

@@ -19,6 +19,7 @@ from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM
+from spark_purgatory.spark.storage.checkpoint_files import body_of
 from spark_purgatory.terminal import say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
@@ -36,7 +37,7 @@ class MicroBatch:
     @classmethod
     def read(cls, batch_id: int, offsets: str) -> MicroBatch:
         """The micro-batch of a file of Spark's log of offsets."""
-        facts = json.loads(offsets.splitlines()[1])
+        facts = body_of(offsets)
         return cls(batch_id, facts["batchTimestampMs"], facts["batchWatermarkMs"])
 
 

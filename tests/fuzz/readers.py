@@ -40,7 +40,6 @@ from spark_purgatory.job.source_config import AvroValues, KafkaSource
 from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger_format import replay
-from tests.fuzz.export_reader import export_readers
 from tests.fuzz.fuzzer import Reader
 from tests.support.engine_driver import Shards, events_table, operations_table
 from tests.support.golden_states import GOLDEN
@@ -353,5 +352,4 @@ def readers() -> list[Reader]:
         Reader("answers of a registry", _ask_registry(), [b"[1]\n" + version]),
         Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests()),
         Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers()),
-        *export_readers(),
     ]

@@ -2,7 +2,7 @@
 
 Two queries take the same micro-batches, each row of each step in an order and in Arrow batches of its own. After every
 step both must have given the same outcomes, whole rows with their evidence and reasons, and counted the same; and what
-they keep must be the same, read as tables (`taken_apart`). Now and then one goes on from the other's state, as the next
+they keep must be the same, read as tables. Now and then one goes on from the other's state, as the next
 attempt of a task does where Spark kept the state of one attempt and the rows of another.
 
 The planted bugs at the end are engines that look at the order of arrival.
@@ -29,7 +29,7 @@ from spark_purgatory.core.engine.deliveries import Deliveries
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.seen_ids import IdRows
 from spark_purgatory.core.events import event_log
-from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
+from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion

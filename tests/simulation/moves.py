@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
-from spark_purgatory.core.export.checked import TableRules, told
-from spark_purgatory.core.export.put_together import history_of
+from spark_purgatory.core.export.engine_from_tables import history_of
 from spark_purgatory.spark.host.exchange import packer, to_blob
 from spark_purgatory.spark.host.log_host import LogHostOptions
 from spark_purgatory.spark.move import tables
@@ -43,12 +41,9 @@ def moved(query: Query, states: States, to: Query) -> States:
     importing = Importing(to.spec, to.shards, survey.watermark_ms, history)
     schemas = tables.schemas_of(survey)
     exported = {name: _exported(query, survey, states, name, schema) for name, schema in schemas.items()}
-    rules = TableRules(to.spec, one_key=not to.several)
-    for name, table in exported.items():
-        assert not (faults := rules.faults(name, table)), told(name, faults)
     sent: dict[int, list[tuple[int, bytes]]] = {0: [(tables.SIDES["counts"], _counts())]}
     for name, table in exported.items():
-        for shard, blob in _dealt(to, name, table.drop_columns([tables.ROW])) if len(table) else ():
+        for shard, blob in _dealt(to, name, table) if len(table) else ():
             sent.setdefault(shard, []).append((tables.SIDES[name], blob))
     make = _on_blob_host if to.host == "blob" else _on_log_host
     return make(importing, sent)
@@ -78,7 +73,7 @@ def _exported(query: Query, survey: Survey, states: States, name: str, schema: T
     if is_copied:
         table = tables._without_copies(table)
     file = BytesIO()
-    pq.write_table(table.append_column(tables.ROW, pa.array(np.arange(len(table)))), file)
+    pq.write_table(table, file)
     return pq.read_table(file)
 
 

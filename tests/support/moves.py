@@ -8,9 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.export.checked import TableRules
-from spark_purgatory.core.export.put_together import Dealt, history_of, most_of_any_shard, put_together
-from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
+from spark_purgatory.core.export.engine_from_tables import (
+    ShardTables,
+    engine_from_tables,
+    history_of,
+    most_of_any_shard,
+)
+from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import inspect, save, tally_of
 from tests.support.engine_driver import Shards, hashes_of
@@ -28,26 +32,17 @@ def moved(before: Shards, spec: EngineSpec, shards: int) -> Shards:
     rows = None if not operations else _operations(pa.concat_tables(map(_texts, operations)), after)
     heard = None if not events else _events(_united(events, after), after)
     seen = _ids(pa.concat_tables(ids), after)
-    rules = TableRules(after.spec, one_key=not before.several)
-    for name, table in (("operations", rows), ("events", heard), ("ids", seen)):
-        found = None if table is None else rules.faults(name, numbered(table))
-        assert not found, f"a table that nobody edited has faults: {name}, {found}"
     watermark_ms = max(engine.watermark_ms for engine in engines)
     history = history_of([tally_of(engine) for engine in engines])
     for shard in range(shards):
-        dealt = Dealt(
+        dealt = ShardTables(
             _of_shard(rows, after, lambda row: row["id"] if after.several else row["keys"][0], shard),
             _of_shard(heard, after, lambda row: row["key"], shard, after.several),
             _of_shard(seen, after, lambda row: row["id"] if after.several else row["key"] or row["id"], shard),
         )
-        engine = put_together(after.spec, dealt, watermark_ms, history if shard == 0 else None)
+        engine = engine_from_tables(after.spec, dealt, watermark_ms, history if shard == 0 else None)
         _keep(after, shard, engine)
     return after
-
-
-def numbered(table: pa.Table) -> pa.Table:
-    """The rows with a number each, as an export has them."""
-    return table.append_column("row", pa.array(np.arange(len(table))))
 
 
 def _keep(after: Shards, shard: int, engine: EventTimePurgatory) -> None:

@@ -23,7 +23,7 @@ from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.export.put_together import history_of
+from spark_purgatory.core.export.engine_from_tables import history_of
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection

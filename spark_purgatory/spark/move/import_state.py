@@ -17,14 +17,15 @@ from spark_purgatory.spark.checkpoint.start_check import store_settings
 from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
 from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
 from spark_purgatory.spark.host.exchange import by_shard, exchanged
-from spark_purgatory.spark.host.requirements import PROVIDER, check_log_host
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
-from spark_purgatory.spark.move.tables import COUNTS, ROW, SIDES, Importing, read_manifest, with_hashes
+from spark_purgatory.spark.move.tables import COUNTS, SIDES, Importing, Manifest, with_hashes
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, settings_at_start, told
+from spark_purgatory.spark.storage.query_start import started
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, told
 
 ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -35,16 +36,21 @@ ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
 
 
 def import_tables(
-    spark: SparkSession, folder: str, old: OldCheckpoint, *, query: Query, partitions: int, at: str
+    spark: SparkSession,
+    folder: str,
+    manifest: Manifest,
+    old: OldCheckpoint,
+    *,
+    query: Query,
+    partitions: int,
+    at: str,
 ) -> int:
     """Make a query's state of an export's tables, in a checkpoint ``at`` a path, and return the waiting operations.
 
-    `RecordAccumulator.write_stream` can start a query on any state store, and another start only on the session's.
+    `RecordAccumulator.write_stream` can start a query on any state. Another start has the session's format, so the
+    states keep that of the old checkpoint unless the session has a newer one.
     """
-    is_free = old.has_staging or query.host == LOG_HOST
-    as_session = {PROVIDER: str(spark.conf.get(PROVIDER)), FORMAT_VERSION: told(spark, FORMAT_VERSION) or "1"}
-    store = store_settings(spark, {} if is_free else as_session)
-    manifest = read_manifest(spark, folder)
+    kept = {} if old.has_staging else _as_before(spark, old, query.host)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
     groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
     if query.host == LOG_HOST:
@@ -54,17 +60,23 @@ def import_tables(
         results = log_host_imports(groups, importing)
     else:
         results = blob_hosted(groups, _blob_function(importing))
-    writer = results.writeStream.format("noop").option("checkpointLocation", at).trigger(availableNow=True)
-    with settings_at_start(spark, store), settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
-        started = writer.start()
-    started.awaitTermination()
+    writer = results.writeStream.format("noop").trigger(availableNow=True)
+    forced = {**ONE_BATCH, PARTITIONS: str(partitions)}
+    started(writer, spark, at, decide=lambda: store_settings(spark, kept), forced=forced).awaitTermination()
     return int(gauges(spark, checkpoint=at)["pending"])
+
+
+def _as_before(spark: SparkSession, old: OldCheckpoint, host: str) -> dict[str, str]:
+    if "RocksDB" in old.provider or host == LOG_HOST:
+        version = max(old.state_format, told(spark, FORMAT_VERSION) or "1")
+        return {FORMAT_VERSION: version, PROVIDER: old.provider if "RocksDB" in old.provider else ROCKSDB}
+    return {FORMAT_VERSION: "1", PROVIDER: old.provider}
 
 
 def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:
     path = f"{folder}/{name}"
     schema = spark.read.parquet(literal(path)).schema
-    rows = spark.readStream.schema(schema).parquet(literal(path)).drop(ROW)
+    rows = spark.readStream.schema(schema).parquet(literal(path))
     if name == COUNTS:
         # The first shard is made even if nothing waits in it, because it remembers the counts.
         hashed = rows.select(F.lit(0).cast("bigint").alias("route"), F.lit(0).cast("timestamp").alias("guarded"))

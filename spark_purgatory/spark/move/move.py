@@ -18,30 +18,26 @@ The old checkpoint is only read. A step that fails leaves `UNFINISHED`, and the 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.state.engine_snapshot import refuse
-from spark_purgatory.cost import Load
-from spark_purgatory.errors import BugError
-from spark_purgatory.spark.move.check_tables import check_arguments, check_tables
+from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, survey
-from spark_purgatory.spark.move.tables import write_tables
+from spark_purgatory.spark.move.tables import kept_operations, write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED
-from spark_purgatory.spark.storage.spark_access import cores_of
+from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED, body_of, with_body
 from spark_purgatory.spark.storage.storage_access import absolute
 
 LOG = logging.getLogger(__name__)
@@ -56,6 +52,15 @@ def reached(failpoint: str) -> None:
     """Do nothing. Tests replace it to act at a point of `FAILPOINTS`."""
 
 
+class Layout(NamedTuple):
+    """The properties of a checkpoint that a move may change."""
+
+    host: str
+    shards: int | None
+    """None if every key is a group of its own."""
+    partitions: int
+
+
 @dataclass(frozen=True)
 class Move:
     """The work of `move_checkpoint`, done or (``dry_run``) planned."""
@@ -65,11 +70,14 @@ class Move:
     batch_id: int
     """The last micro-batch of the old checkpoint. The new one continues after it."""
     operations: int
+    """The operations that the new checkpoint has."""
+    dropped: int
+    """The operations for which ``where`` is not true."""
     events: int
-    before: Load
-    """The old checkpoint's layout, and a micro-batch with as many rows as on average so far."""
-    after: Load
-    """The new checkpoint's layout, and the same micro-batch."""
+    state_bytes: int
+    """Bytes of all shards' states in the old checkpoint."""
+    before: Layout
+    after: Layout
     changes: tuple[str, ...]
     """Settings and columns that differ, as texts."""
     is_done: bool
@@ -78,18 +86,18 @@ class Move:
     def __str__(self) -> str:
         """Return lines for people."""
         before, after = self.before, self.after
-        per_shard = after.state_bytes / (after.shards or max(self.operations, 1))
-        shards = [load.shards or "one a key" for load in (before, after)]
-        rows = after.operations + after.events
+        per_shard = self.state_bytes / (after.shards or max(self.operations, 1))
+        shards = [layout.shards or "one a key" for layout in (before, after)]
         lines = [
             f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
-            f"events, {after.state_bytes:,} bytes of state, from {self.source} to {self.target}",
+            f"events, {self.state_bytes:,} bytes of state, from {self.source} to {self.target}",
+            *(
+                [f"{'dropped' if self.is_done else 'would drop'} {self.dropped:,} operations that wait"]
+                * (self.dropped > 0)
+            ),
             f"shards: {shards[0]} before, {shards[1]} after, some {per_shard:,.0f} bytes each",
             f"host: {before.host} before, {after.host} after",
             f"state partitions: {before.partitions} before, {after.partitions} after",
-            *(f"a micro-batch {when} the move: {load}" for when, load in (("before", before), ("after", after))),
-            f"(predicted without the sink, for {after.cores} cores, payloads of 58 bytes and {rows:,.0f} rows, the "
-            "average so far; on a machine of two cores most predictions were within 25 %, see docs/choosing.md)",
             *(f"changed: {text}" for text in self.changes),
             f"the next micro-batch is {self.batch_id + 1}; {'it' if self.is_done else 'looking'} took "
             f"{self.seconds:.0f} s",
@@ -105,8 +113,7 @@ def move_checkpoint(
     source: str,
     target: str,
     partitions: int | None = None,
-    tables: str | None = None,
-    removed: Mapping[str, int] | None = None,
+    where: str = "true",
     dry_run: bool = False,
     progress: Callable[[str], None] = LOG.info,
 ) -> Move:
@@ -123,10 +130,9 @@ def move_checkpoint(
         target: The new query's ``checkpointLocation``, a new folder.
         partitions: State partitions, a setting that a checkpoint fixes (``spark.sql.shuffle.partitions``); by default
             as before. Choose the number of cores, but at most the number of shards.
-        tables: A folder of `export_state`, whose tables you may have edited. Operations are taken from there instead of
-            the old checkpoint's state.
-        removed: How many rows you removed from the tables ``operations``, ``events`` and ``ids``, by table. If other
-            rows are missing, the move is refused.
+        where: A condition in SQL on the columns of an export's table ``operations`` (docs/formats.md), such as
+            "operation.country <> 'XX'". Operations for which it is not true are dropped: they get no outcome, and
+            their ids are forgotten.
         dry_run: Look at all shards and return what would be moved, without writing anything.
         progress: Called with a line after each step. By default the lines are logged.
 
@@ -147,13 +153,13 @@ def move_checkpoint(
     began = time.monotonic()
     files = Files(spark)
     source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
-    tables = None if tables is None else absolute(spark, tables.rstrip("/"))
-    check_arguments(partitions, removed := removed or {}, tables)
+    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
+        raise ConfigError(f"partitions={partitions!r} must be a whole number from 1")
     query = queries_of(outcomes, needed=True)[0]
     with reaching("source", source):
         old = OldCheckpoint.read(files, source)
     with reaching("target", target):
-        check_target(spark, files, source, target, tables)
+        check_target(spark, files, source, target)
     old.check_can_move(spark)
     found = survey(spark, source, query.spec)
     progress(f"looked at {len(found.found)} shards, in which {found.operations:,} operations wait")
@@ -161,59 +167,63 @@ def move_checkpoint(
     old.check_rests(files)
     partitions = partitions or old.partitions
 
-    waits = found.operations
-    if tables is not None:
-        waits = check_tables(spark, tables, query=query, old=old, found=found, removed=removed)
-    if not dry_run:
-        files.delete(target)
-        files.write(f"{target}/metadata", UNFINISHED)
-        reached("marked")
-        work = f"{target}/{WORK}"
-        if tables is None:
-            tables = f"{work}/tables"
-            write_tables(found, old.query_id, tables)
-            progress(f"exported {waits:,} operations")
-        reached("exported")
-        imported = import_tables(spark, tables, old, query=query, partitions=partitions, at=f"{work}/{MADE}")
-        if imported != waits:
-            raise BugError(
-                f"{waits:,} operations waited before the move, but {imported:,} after it. The old checkpoint is "
-                "unchanged, so its query can continue"
-            )
-        reached("imported")
-        progress(f"imported {imported:,} operations")
-        graft(files, old, f"{work}/{MADE}", target)
-        files.delete(work)
-        progress(f"moved to {target}")
-    before = _average(found, old, query.route == "id", cores_of(spark) or max(old.partitions, partitions))
+    kept = kept_operations(found, where)
+    if dry_run:
+        waits = kept.count()
+    else:
+        waits = _move(
+            files, old, found, query=query, partitions=partitions, where=where, target=target, progress=progress
+        )
     return Move(
         source=source,
         target=target,
         batch_id=old.batch_id,
-        operations=found.operations,
+        operations=waits,
+        dropped=found.operations - waits,
         events=sum(each.events for each in found.found),
-        before=before,
-        after=replace(before, host=query.host, shards=query.shards, partitions=partitions),
+        state_bytes=sum(each.state_bytes for each in found.found),
+        before=Layout(found.states.host, found.found[0].shards, old.partitions),
+        after=Layout(query.host, query.shards, partitions),
         changes=tuple(_changes(found, query)),
         is_done=not dry_run,
         seconds=time.monotonic() - began,
     )
 
 
-def _average(found: Survey, old: OldCheckpoint, is_broadcast: bool, cores: int) -> Load:
-    shards, tally, batches = found.found[0].shards, found.tally, old.batch_id + 1
-    return Load(
-        host=found.states.host,
-        waiting=found.operations,
-        operations=tally.received / batches,
-        events=tally.events_received / batches / (shards or 1 if is_broadcast else 1),
-        keys=max(1, sum(each.watched for each in found.found) / max(1, found.operations)),
-        shards=shards,
-        cores=cores,
-        partitions=old.partitions,
-        is_broadcast=is_broadcast,
-        state_bytes=sum(each.state_bytes for each in found.found),
-    )
+def _move(
+    files: Files,
+    old: OldCheckpoint,
+    found: Survey,
+    *,
+    query: Query,
+    partitions: int,
+    where: str,
+    target: str,
+    progress: Callable[[str], None],
+) -> int:
+    """Make the new checkpoint, and return the number of its operations."""
+    spark = found.states.whole.sparkSession
+    files.delete(target)
+    files.write(f"{target}/metadata", UNFINISHED)
+    reached("marked")
+    work = f"{target}/{WORK}"
+    manifest = write_tables(found, old.query_id, f"{work}/tables", where)
+    waits = manifest.rows["operations"]
+    progress(f"exported {waits:,} operations")
+    reached("exported")
+    at = f"{work}/{MADE}"
+    imported = import_tables(spark, f"{work}/tables", manifest, old, query=query, partitions=partitions, at=at)
+    if imported != waits:
+        raise BugError(
+            f"{waits:,} operations waited before the move, but {imported:,} after it. The old checkpoint is "
+            "unchanged, so its query can continue"
+        )
+    reached("imported")
+    progress(f"imported {imported:,} operations")
+    assemble_checkpoint(files, old, at, target)
+    files.delete(work)
+    progress(f"moved to {target}")
+    return waits
 
 
 def _changes(found: Survey, query: Query) -> list[str]:
@@ -225,19 +235,20 @@ def _changes(found: Survey, query: Query) -> list[str]:
     return settings + [f"column {name} added" for name in added] + [f"column {name} given up" for name in gone]
 
 
-def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
+def assemble_checkpoint(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     """Make the new checkpoint from the old one and a new state. The last step completes it."""
     conf = conf_of(files.read(f"{made}/offsets/0"))
     version = old.batch_id + 1
     _place(files, f"{made}/state", f"{target}/state", version)
     reached("state placed")
-    for name in ("sources", "staging", "commits"):
+    for name in ("sources", "staging"):
         if files.exists(f"{old.path}/{name}"):
             files.copy(f"{old.path}/{name}", f"{target}/{name}")
-    last = f"{target}/commits/{old.batch_id}"
-    head, imported = files.read(f"{made}/commits/0").split("\n")[:2]
-    commit = json.loads(files.read(last).split("\n")[1]) | {STATE_IDS: json.loads(imported).get(STATE_IDS, {})}
-    files.write(last, f"{head}\n{json.dumps(commit)}")
+    # The states of earlier micro-batches stay in the old checkpoint, and so do their commits.
+    last = f"commits/{old.batch_id}"
+    imported = files.read(f"{made}/commits/0")
+    commit = body_of(files.read(f"{old.path}/{last}")) | {STATE_IDS: body_of(imported).get(STATE_IDS, {})}
+    files.write(f"{target}/{last}", with_body(imported, commit))
     reached("copied")
     for number in sorted(old.offsets, reverse=True):
         files.write(f"{target}/offsets/{number}", _with_conf(old.offsets[number], conf))
@@ -266,12 +277,10 @@ def _place(files: Files, made: str, target: str, version: int) -> None:
 
 def _with_conf(offsets: str, conf: dict[str, str]) -> str:
     """Return a micro-batch's offsets with the settings of another state store."""
-    lines = offsets.split("\n")
-    said: dict[str, Any] = json.loads(lines[1])
-    kept = {name: value for name, value in said["conf"].items() if not _is_of_state(name)}
-    said["conf"] = {**kept, **{name: value for name, value in conf.items() if _is_of_state(name)}}
-    lines[1] = json.dumps(said, separators=(",", ":"))
-    return "\n".join(lines)
+    body = body_of(offsets)
+    kept = {name: value for name, value in body["conf"].items() if not _is_of_state(name)}
+    body["conf"] = {**kept, **{name: value for name, value in conf.items() if _is_of_state(name)}}
+    return with_body(offsets, body)
 
 
 def _is_of_state(name: str) -> bool:

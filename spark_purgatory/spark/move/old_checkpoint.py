@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config.places import ENCODED, Place
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import in_format
+from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, check_files, format_of
+from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED, body_of, check_files
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class OldCheckpoint:
     partitions: int
     offsets: dict[int, str]  # The texts of the last two micro-batches, and of one that was begun, by micro-batch
     has_staging: bool
+    state_format: str  # The `FORMAT_VERSION` of its states
+
+    @property
+    def provider(self) -> str:
+        """The class of its state store."""
+        return conf_of(self.offsets[self.batch_id])[PROVIDER]
 
     @staticmethod
     def read(files: Files, path: str, field: str = "source") -> OldCheckpoint:
@@ -45,8 +51,8 @@ class OldCheckpoint:
         try:
             offsets = {number: files.read(f"{path}/offsets/{number}") for number in begun if number >= last - 1}
             conf, query_id = {n: conf_of(text) for n, text in offsets.items()}[last], str(json.loads(metadata)["id"])
-            _ = int(conf[PARTITIONS]), offsets[max(last - 1, 0)]
-            _ = json.loads(files.read(f"{path}/commits/{last}").splitlines()[1])
+            _ = int(conf[PARTITIONS]), conf[PROVIDER], offsets[max(last - 1, 0)]
+            commit = body_of(files.read(f"{path}/commits/{last}"))
         except (ValueError, KeyError, IndexError) as error:
             files_of = f"'metadata', 'commits/{last}', 'offsets/{last}' or 'offsets/{max(last - 1, 0)}'"
             raise ConfigError(
@@ -54,7 +60,15 @@ class OldCheckpoint:
                 "read. Bring the folder back from a copy"
             ) from error
         has_staging = "staging" in files.names(path)
-        return OldCheckpoint(path, query_id, last, int(conf[PARTITIONS]), offsets, has_staging=has_staging)
+        return OldCheckpoint(
+            path,
+            query_id,
+            last,
+            int(conf[PARTITIONS]),
+            offsets,
+            has_staging=has_staging,
+            state_format="2" if commit.get(STATE_IDS) else "1",
+        )
 
     def check_rests(self, files: Files) -> None:
         """Raise ConfigError if its query has continued since it was read."""
@@ -67,8 +81,8 @@ class OldCheckpoint:
         check_files(spark, self.path, "source", "written")
         if any(query.id == self.query_id for query in spark.streams.active):
             raise ConfigError(f"source={self.path!r}: its query is running in this session: stop it, then move")
-        with in_format(spark, self.path, format_of(spark, self.path, self.batch_id)):
-            names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
+        with in_format(spark, self.path, self.state_format) as own:
+            names = [row["operatorName"] for row in own.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:
             raise ConfigError(
                 f"source={self.path!r} has the state of {len(names)} operators ({', '.join(sorted(names))}), but a "
@@ -89,15 +103,13 @@ def batches_in(files: Files, folder: str) -> list[int]:
 
 def conf_of(offsets: str) -> dict[str, str]:
     """Return the settings in a micro-batch's offsets."""
-    said: dict[str, Any] = json.loads(offsets.splitlines()[1])
-    return dict(said["conf"])
+    return dict(body_of(offsets)["conf"])
 
 
-def check_target(spark: SparkSession, files: Files, source: str, target: str, tables: str | None) -> None:
+def check_target(spark: SparkSession, files: Files, source: str, target: str) -> None:
     """Raise ConfigError if a new checkpoint cannot be made at ``target``."""
-    for name, other in (("source", source), ("tables", tables)):
-        if other is not None and lie_in_each_other(target, other):
-            raise ConfigError(f"target={target!r} and {name}={other!r} overlap: give target a folder of its own")
+    if lie_in_each_other(target, source):
+        raise ConfigError(f"target={target!r} and source={source!r} overlap: give target a folder of its own")
     if found := ENCODED.findall(target):
         raise ConfigError(
             f"target={target!r} contains {', '.join(map(repr, dict.fromkeys(found)))}, and Spark's reader of state "

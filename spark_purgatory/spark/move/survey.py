@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.export.put_together import history_of
+from spark_purgatory.core.export.engine_from_tables import history_of
 from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
 from spark_purgatory.core.state.blob import read_blob, shard_count
 from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of

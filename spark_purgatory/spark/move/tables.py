@@ -1,6 +1,6 @@
-"""The waiting operations of a checkpoint as tables to read, count, filter and edit (docs/formats.md).
+"""The waiting operations of a checkpoint as tables to read and count (docs/formats.md).
 
-They are written from the states of the checkpoint, and read back into the shards of a query.
+They are written from the states of the checkpoint. A move reads its own into the shards of a query.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -22,16 +22,15 @@ from pyspark.sql import types as T
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.export.checked import TABLES
-from spark_purgatory.core.export.put_together import Dealt, most_of_any_shard, plain, put_together
-from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
+from spark_purgatory.core.export.engine_from_tables import ShardTables, engine_from_tables, most_of_any_shard, plain
+from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import inspect, payload_of
 from spark_purgatory.core.state.event_snapshot import carried_of
 from spark_purgatory.core.state.payload_evolution import StoredPayload
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.core.state.step_log import ShardState, table_of
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import rows_of_states
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
@@ -45,9 +44,8 @@ from spark_purgatory.version import __version__
 FORMAT = 1  # The version of the tables' columns.
 COUNTS = "counts"
 SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}  # The number of each table in the exchange.
-COPY_AGAIN = "copy table 'counts' from the export again, unchanged"
+TABLES = ("operations", "events", "ids")
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
-ROW = "row"  # The column with the number of each row.
 DEDUPLICATED_IN = 64  # Groups of events by key, in which copies are found
 
 
@@ -69,8 +67,8 @@ class Manifest:
 def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mapping[str, int]:
     """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
 
-    The checkpoint is only read, as its last micro-batch left it. `move_checkpoint` makes a checkpoint of the tables
-    again (``tables=``), so you can remove waiting operations in between.
+    The checkpoint is only read, as its last micro-batch left it. To take operations out of it, give `move_checkpoint`
+    a condition on the columns of the table ``operations``.
 
     Args:
         spark: A session with a JVM, not one of Spark Connect.
@@ -136,19 +134,36 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
     }
 
 
-def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
-    """Write the tables of a query's checkpoint below a new folder."""
+def write_tables(found: Survey, query_id: str, folder: str, where: str = "true") -> Manifest:
+    """Write the tables of a query's checkpoint below a new folder, of the operations only those that a move keeps."""
     spark = found.states.whole.sparkSession
     for name, schema in schemas_of(found).items():
-        numbered = _table(found, name, schema).withColumn(ROW, F.monotonically_increasing_id())
-        numbered.write.parquet(f"{folder}/{name}")
-    manifest = manifest_of(found, query_id, {name: read_table(spark, folder, name).count() for name in TABLES})
+        rows = kept_operations(found, where) if name == "operations" else _table(found, name, schema)
+        rows.write.parquet(f"{folder}/{name}")
+    manifest = _manifest_of(
+        found, query_id, {name: spark.read.parquet(f"{literal(folder)}/{name}").count() for name in TABLES}
+    )
     row = (FORMAT, __version__, json.dumps(vars(manifest)))
     spark.createDataFrame([row], COUNTS_DDL).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
     return manifest
 
 
-def manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
+def kept_operations(found: Survey, where: str) -> DataFrame:
+    """Return the rows of the table ``operations`` for which a condition is true. Raises ConfigError if it is wrong."""
+    schema = schemas_of(found)["operations"]
+    try:
+        return _table(found, "operations", schema).where(where)
+    except (AnalysisException, ParseException) as error:
+        own = schema["operation"].dataType if "operation" in schema.names else T.StructType()
+        names = [name for name in schema.names if name != "operation"]
+        names += [f"operation.{name}" for name in cast("T.StructType", own).names]
+        raise ConfigError(
+            f"where={where!r} is no condition on the operations that wait: {sentence_of(error)}. Nothing was written. "
+            f"Use the columns {', '.join(names)}"
+        ) from error
+
+
+def _manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
     """Return the manifest of an export of a query's checkpoint."""
     told = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
     queries = sorted({json.dumps(each, sort_keys=True) for each in told})
@@ -162,43 +177,6 @@ def manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
         queries=[json.loads(text) for text in queries],
         rows=rows,
     )
-
-
-def read_manifest(spark: SparkSession, folder: str) -> Manifest:
-    """Return the manifest of an export. Raises ConfigError if it is missing, was edited, or has another format."""
-    table, where = read_table(spark, folder, COUNTS), f"tables={folder!r}: table 'counts'"
-    if table.schema.simpleString() != spark.createDataFrame([], COUNTS_DDL).schema.simpleString():
-        raise ConfigError(f"{where} does not have the columns {COUNTS_DDL}: {COPY_AGAIN}")
-    rows = table.collect()
-    if len(rows) != 1:
-        raise ConfigError(f"{where} has {len(rows):,} rows, but export_state writes one: {COPY_AGAIN}")
-    [row] = rows
-    if row["format"] != FORMAT:
-        raise ConfigError(
-            f"{where} is of format {row['format']}, but this version of spark_purgatory reads {FORMAT}: use "
-            f"the release that wrote it, {row['spark_purgatory']}"
-        )
-    return manifest_in(row["manifest"], where)
-
-
-def manifest_in(text: str, where: str) -> Manifest:
-    """Return the manifest that a text has. Raises ConfigError if it was edited."""
-    try:
-        manifest = Manifest(**json.loads(text))
-        return replace(manifest, rows={name: int(manifest.rows[name]) for name in TABLES})
-    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{where}, column 'manifest', was edited and cannot be read: {COPY_AGAIN}") from error
-
-
-def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
-    """Return a table of an export. Raises ConfigError if it is missing."""
-    try:
-        return spark.read.parquet(f"{literal(folder)}/{name}")
-    except AnalysisException as error:
-        raise ConfigError(
-            f"tables={folder!r}: there is no table {name!r}, or it has no file: give the folder that export_state "
-            "wrote, with all of its tables"
-        ) from error
 
 
 def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:
@@ -315,7 +293,7 @@ class Importing:
             events = self._evolved(events, "columns", carried_of)
         first = 0 if self.shards is None else shard_label(0)
         history = self.history if int(key[0]) == first else None
-        return put_together(self.spec, Dealt(operations, events, tables["ids"]), self.watermark_ms, history)
+        return engine_from_tables(self.spec, ShardTables(operations, events, tables["ids"]), self.watermark_ms, history)
 
     def _evolved(
         self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]

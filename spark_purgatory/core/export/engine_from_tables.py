@@ -1,4 +1,4 @@
-"""An engine from the tables of `taken_apart`, perhaps for a query with other settings.
+"""An engine from the tables of `tables_of_engine`, perhaps for a query with other settings.
 
 Hashes come with the rows, because Spark makes them, and timers follow from the logs. So an operation whose criterion
 was changed has the outcome of the new one.
@@ -21,15 +21,15 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey, pair_of
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.export.taken_apart import ENDED, LOG, PAST, UNMATCHED, has_number_value
+from spark_purgatory.core.export.tables_of_engine import ENDED, LOG, PAST, UNMATCHED, has_number_value
 from spark_purgatory.core.spec.arrivals import OperationArrivals, codes_of, whole
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """The tables of one shard: columns of `taken_apart`, and hashes.
+class ShardTables:
+    """The tables of one shard: columns of `tables_of_engine`, and hashes.
 
     The columns of operations and of events have the types and names of the query (``p0``, ``p1``, ...).
     """
@@ -39,8 +39,8 @@ class Dealt:
     ids: pa.Table | None = None  # with ``id_hash``
 
 
-def put_together(
-    spec: EngineSpec, dealt: Dealt, watermark_ms: int, history: Mapping[str, object] | None = None
+def engine_from_tables(
+    spec: EngineSpec, dealt: ShardTables, watermark_ms: int, history: Mapping[str, object] | None = None
 ) -> EventTimePurgatory:
     """Make the engine of a shard, at the latest watermark of the engines that were taken apart.
 
