@@ -19,7 +19,7 @@ GROUPS = {
     "Try it": ("demo", "doctor"),
     "Run a job": ("example", "check", "run"),
     "See what happens": ("status", "pending", "report"),
-    "Change a stopped job": ("move", "export-state", "repair"),
+    "Change a stopped job": ("rebuild", "move", "export-state", "repair"),
 }
 EXAMPLES = (
     "spark-purgatory demo --dir .demo",
@@ -233,6 +233,31 @@ def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, co
 
     given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
     raise typer.Exit(guarded_reading(checkpoint, show_repair, *given))
+
+
+@app.command()
+def rebuild(
+    job_file: JobFile,
+    as_of: Annotated[str | None, option(help="The watermark. [default: that of the job's checkpoint]")] = None,
+    event_time_start: Annotated[str | None, option(help="Only operations created at or after this time.")] = None,
+    event_time_end: Annotated[str | None, option(help="Only operations created before this time.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    set_: Changes = None,
+) -> None:
+    """Decide all rows of the sources again, into the job's table.
+
+    For a source file that was wrong: stop the job, correct the file, run the job once, and rebuild. One transaction
+    replaces the rows of a Delta table, and the job continues. Exit code: 0 rebuilt or only shown, 1 Spark failed,
+    2 it cannot be rebuilt, or nobody agreed.
+    """
+    require_spark("This command")
+    from spark_purgatory.job.commands import guarded_reading
+    from spark_purgatory.job.rebuild import RebuildRequest, show_rebuild
+
+    request = RebuildRequest(as_of, event_time_start, event_time_end)
+    given = (job_file, set_ or (), request, Consent(dry_run, yes), terminal())
+    raise typer.Exit(guarded_reading(str(job_file), show_rebuild, *given))
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
@@ -28,10 +29,10 @@ def purgatory_of(config: JobConfig) -> Purgatory:
     return Purgatory(**vars(config.options()))
 
 
-def read_input(spark: SparkSession, given: InputSection, name: str) -> DataFrame:
-    """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
+def read_input(spark: SparkSession, given: InputSection, name: str, is_batch: bool = False) -> DataFrame:
+    """One input's rows: read as a stream, or all at once, then ``where`` on the source's columns, then ``select``."""
     with blamed_on(f"{name}.source"):
-        rows = _read(spark, given, name)
+        rows = _read(spark, given, name, is_batch)
     # Kafka's own columns of a record are read by name only, as ``_metadata`` of a file is.
     whole = fields_of(rows) if isinstance(given.source, KafkaSource) else ["*"]
     if given.where is not None:
@@ -42,11 +43,12 @@ def read_input(spark: SparkSession, given: InputSection, name: str) -> DataFrame
         return rows.selectExpr(*chosen)
 
 
-def _read(spark: SparkSession, given: InputSection, name: str) -> DataFrame:
+def _read(spark: SparkSession, given: InputSection, name: str, is_batch: bool) -> DataFrame:
     source = given.source
     if isinstance(source, KafkaSource):
         return rows_of(records_of(spark, source, given.names("kafka_headers")), source, name)
-    reader = spark.readStream.format(source.format).options(**source.options)
+    reader: Any = spark.read if is_batch else spark.readStream
+    reader = reader.format(source.format).options(**source.options)
     if isinstance(source, FolderSource):
         return reader.schema(source.schema_ddl).load(source.path)
     return reader.table(source.table) if source.table else reader.load(source.path)

@@ -1,0 +1,111 @@
+"""``spark-purgatory rebuild``: a wrong source file is corrected, and the query goes on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.rebuild import RebuildRequest, planned
+from spark_purgatory.job.runner import run
+from spark_purgatory.job.stopping import StopRequest
+
+pytestmark = pytest.mark.spark
+
+
+def job(folder: Path, **purgatory: object) -> JobConfig:
+    def source(name: str, schema: str) -> dict[str, object]:
+        (folder / name).mkdir(exist_ok=True)
+        return {"format": "json", "path": str(folder / name), "schema": schema}
+
+    document = {
+        "operations": {
+            "source": source("orders", "id string, at timestamp"),
+            "id": "id",
+            "keys": "id",
+            "created": "at",
+            "timeout": "30 minutes",
+            "watermark": "0 seconds",
+        },
+        "completions": {
+            "source": source("payments", "id string, paid timestamp"),
+            "key": "id",
+            "time": "paid",
+            "watermark": "0 seconds",
+        },
+        "purgatory": {"criterion": "any_key", "emit": "final", "shards": 2, **purgatory},
+        "output": {"path": str(folder / "table")},
+        "checkpoint": str(folder / "checkpoint"),
+        "trigger": {"availableNow": True},
+        "summary": False,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    return load_config(folder / "job.yaml")
+
+
+def land(folder: Path, name: str, file: str, *rows: tuple[str, str]) -> None:
+    time = {"orders": "at", "payments": "paid"}[name]
+    lines = [json.dumps({"id": id, time: f"2026-11-01T{at}:00Z"}) for id, at in rows]
+    (folder / name / f"{file}.json").write_text("\n".join(lines))
+
+
+def run_once(spark: SparkSession, config: JobConfig) -> None:
+    run(spark, config, Console(quiet=True), StopRequest())
+
+
+def statuses(spark: SparkSession, config: JobConfig) -> Counter[tuple[str | None, str]]:
+    table = spark.read.format("delta").load(str(config.output.path))
+    return Counter((row["id"], row["status"]) for row in table.collect())
+
+
+def test_a_corrected_file_is_decided_again_and_the_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    config = job(tmp_path, orphans="all")
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("b", "10:05"), ("c", "11:00"), ("clock", "12:00"))
+    land(tmp_path, "payments", "1", ("a", "10:10"), ("wrong", "10:12"), ("c", "11:05"), ("none", "12:00"))
+    run_once(spark, config)
+    orphan = (None, "ORPHAN")
+    assert statuses(spark, config) == Counter(
+        {("a", "COMPLETED"): 1, ("b", "EXPIRED"): 1, ("c", "COMPLETED"): 1, orphan: 1}
+    )
+
+    land(tmp_path, "payments", "1", ("b", "10:12"), ("c", "11:40"), ("none", "12:00"))
+    rebuild, _ = planned(spark, config, RebuildRequest(event_time_end="2026-11-01 11:00:00"))
+    assert rebuild.counts() == {"COMPLETED": (1, 1), "EXPIRED": (1, 1), "ORPHAN": (1, 0)}
+    rebuild.write()
+    earlier = Counter({("a", "EXPIRED"): 1, ("b", "COMPLETED"): 1})
+    assert statuses(spark, config) == earlier + Counter({("c", "COMPLETED"): 1}), "c is outside the window"
+    planned(spark, config, RebuildRequest())[0].write()
+    rebuilt = earlier + Counter({("c", "EXPIRED"): 1, orphan: 1})
+    assert statuses(spark, config) == rebuilt
+    planned(spark, config, RebuildRequest())[0].write()
+    assert statuses(spark, config) == rebuilt, "a second rebuild changes nothing"
+
+    land(tmp_path, "orders", "2", ("d", "12:10"), ("clock 2", "13:00"))
+    land(tmp_path, "payments", "2", ("d", "12:20"), ("none", "13:00"))
+    run_once(spark, config)
+    later = Counter({("clock", "EXPIRED"): 1, ("d", "COMPLETED"): 1, orphan: 1})
+    assert statuses(spark, config) == rebuilt + later
+
+
+def test_what_cannot_be_rebuilt_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    config = job(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist yet: run the job"):
+        planned(spark, config, RebuildRequest())
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("clock", "12:00"))
+    land(tmp_path, "payments", "1", ("none", "12:00"))
+    run_once(spark, config)
+    with pytest.raises(ConfigError, match=r"--as-of='noon' is not a time"):
+        planned(spark, config, RebuildRequest(as_of="noon"))
+    topic = {"topic": "t", "options": {"kafka.bootstrap.servers": "h:9092"}}
+    document = yaml.safe_load((tmp_path / "job.yaml").read_text()) | {"output": topic}
+    (tmp_path / "topic.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=r"only a table can be rebuilt"):
+        planned(spark, load_config(tmp_path / "topic.yaml"), RebuildRequest())
