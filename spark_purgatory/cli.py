@@ -247,7 +247,7 @@ def rebuild(
 ) -> None:
     """Decide all rows of the sources again, into the job's table.
 
-    For a source file that was wrong: stop the job, correct the file, run the job once, and rebuild. One transaction
+    For a source file that was wrong: correct it, run the job once, stop it, and rebuild. One transaction
     replaces the rows of a Delta table, and the job continues. Exit code: 0 rebuilt or only shown, 1 Spark failed,
     2 it cannot be rebuilt, or nobody agreed.
     """

@@ -33,7 +33,8 @@ EXIT_CODE = re.compile(r"Exit code: [^.]*\.")
 """What the head says for all commands; a command's help has its own."""
 SHARED = ("--conf", "--set")
 """Options that the head explains."""
-ORDER = ("demo", "doctor", "example", "check", "run", "status", "pending", "report", "move", "export-state", "repair")
+COMMANDS = "demo doctor example check run status pending report rebuild move export-state repair"
+ORDER = tuple(COMMANDS.split())
 
 
 def page() -> str:
