@@ -135,15 +135,22 @@ def run(
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
     traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
+    json: Annotated[
+        str | None, option(metavar="FILE", help="Write what the run was as a JSON object; - prints it.")
+    ] = None,
+    fail_above: Annotated[
+        float | None, option(min=0, max=1, metavar="SHARE", help="Most late or rejected rows of this run: 0.01.")
+    ] = None,
 ) -> None:
     """Run a job's file: outcomes go to a Delta table or a topic.
 
-    Exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
+    Exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 it was refused and nothing
+    was started, 3 the sum of the outcomes does not add up, 4 more rows were late or rejected than --fail-above.
     """
     require_spark("The job")
-    from spark_purgatory.job.runner import run_file
+    from spark_purgatory.job.runner import RunRequest, run_file
 
-    raise typer.Exit(run_file(job_file, set_ or (), spark_log, traceback))
+    raise typer.Exit(run_file(job_file, set_ or (), RunRequest(spark_log, traceback, json, fail_above)))
 
 
 @app.command()

@@ -22,7 +22,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, run
+from spark_purgatory.job.run_report import ExitCode
+from spark_purgatory.job.runner import guarded, run
 from spark_purgatory.job.session import ROOT, SHORT_JAVA, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
@@ -146,7 +147,7 @@ def _run(folder: Path, wanted: dict[str, int], format: str, console: Console) ->
     stop.listen()
     summary = run(spark, config, console, stop, log)
     if stop.signal is not None:
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     with at_work(console, "Counting the landing files in SQL"):
         counted = recount(spark, folder / "landing", folder / "outcomes" if format == "delta" else ICEBERG_TABLE)
     spark.stop()
@@ -210,7 +211,7 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
         return 0
     text = f"WRONG: {wrong:,} orders differ between the landing files and the table, or the sums above do not add up."
     say(console, text, style="red")
-    return EXIT_FAILED
+    return ExitCode.FAILED
 
 
 def _remove(folder: Path) -> None:

@@ -7,9 +7,11 @@ one transaction of the table replaces the old ones. The query continues afterwar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +27,7 @@ from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.sources import purgatory_of, read_input
 from spark_purgatory.job.status import instant
+from spark_purgatory.job.table_changes import REBUILD
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -56,6 +59,7 @@ class Rebuild:
     status: str
     """The name of the status column."""
 
+    @cached_property
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return the rows of each status before and after."""
         before, after = (
@@ -66,7 +70,9 @@ class Rebuild:
 
     def write(self) -> None:
         """Replace the rows in one transaction of the table."""
-        writer = self.decided.write.format("delta").mode("overwrite")
+        outcomes = [rows for status, rows in self.counts.items() if status != "ORPHAN"]
+        noted = json.dumps({REBUILD: [sum(before for before, _ in outcomes), sum(after for _, after in outcomes)]})
+        writer = self.decided.write.format("delta").mode("overwrite").option("userMetadata", noted)
         if self.condition:
             writer = writer.option("replaceWhere", self.condition)
         if self.options.path is None:
@@ -149,7 +155,7 @@ def show_rebuild(
         spark = build_session(config, log_file(), short=True)
     with at_work(console, "Deciding all rows of the sources again"):
         rebuild, as_of_ms = planned(spark, config, request)
-        counts = rebuild.counts()
+        counts = rebuild.counts
     table = Table(title=f"Outcomes as of watermark {instant(as_of_ms)}", title_justify="left")
     table.add_column("status")
     for name in ("in the table", "decided again"):

@@ -11,8 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.job.status import MicroBatch
-from spark_purgatory.job.summary import Summary, summarise
-from spark_purgatory.job.tally import JobTally
+from spark_purgatory.job.summary import JobTally, Summary, summarise
 from spark_purgatory.spark.checkpoint.gauges import Gauges, counted
 from spark_purgatory.spark.checkpoint.pending import pending_in
 from spark_purgatory.spark.checkpoint.shard_states import shard_states

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -16,26 +18,29 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
-from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError, sentence_of, without_login
+from spark_purgatory.errors import PurgatoryError, SourceError, sentence_of, without_login
 from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
+from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import Summary, print_summary, summarise, topic_line, warnings_of
-from spark_purgatory.job.tally import JobTally, state_tally
+from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
+from spark_purgatory.job.table_changes import removed_rows
+from spark_purgatory.spark.checkpoint.gauges import counted
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import opened, with_format
+from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 from spark_purgatory.terminal import at_work, say, terminal
 
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
-EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 NO_TOPIC = "UnknownTopicOrPartitionException"
 NO_BROKER = (
     "Timed out waiting for a node assignment",
@@ -46,19 +51,28 @@ NO_BROKER = (
 
 
 def run(
-    spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest, spark_log: Path | None = None
+    spark: SparkSession,
+    config: JobConfig,
+    console: Console,
+    stop: StopRequest,
+    spark_log: Path | None = None,
+    report: RunReport | None = None,
 ) -> Summary | None:
-    """Run the query until it ends or is asked to stop; return its summary, if the file wants one."""
+    """Run the query until it ends or is asked to stop; return its summary, if the file wants one.
+
+    ``report`` gets the facts of the run while it goes on.
+    """
+    report = RunReport() if report is None else report
     place = without_login(config.checkpoint)
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
-        before = state_tally(spark, config.checkpoint)
+        before = _counted(spark, config.checkpoint)
         is_old = before is None and sink is not None and not sink.options.shares_table and sink.table_exists(spark)
     if is_old:
         note = f"Note: {place} is a new checkpoint and {sink} an old table"
         say(console, f"{note}: the sources are read from their beginning, and the table gets all their outcomes.")
-    pending = before.pending if before else 0
+    pending = before[0].pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
     reporters = list(reporters_of(wanted))  # An error about a port comes before a query starts
     dead = dead_letters.start(spark, config)
@@ -72,6 +86,7 @@ def run(
                 query = sink.write_stream(
                     outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name
                 )
+            report.query, report.totals = query, progress.totals
             if reporters:
                 every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
@@ -87,7 +102,10 @@ def run(
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
         say(console, f"Stopped by {by} {when}; a rerun continues from {place}.")
-    summary = _summarise(spark, config, sink, console, progress.totals) if config.summary else None
+    summary = None
+    if config.summary:
+        tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
+        summary = report.summary = _summarise(spark, config, sink, console, progress.totals, tally)
     for text in warnings_of(progress.totals):
         say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
     return summary
@@ -128,10 +146,26 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay
         progress.update(query)
 
 
+def _counted(spark: SparkSession, checkpoint: str) -> tuple[JobTally, dict[str, Any]] | None:
+    """Count a checkpoint's operations; None if no micro-batch is committed or Spark cannot read such a path."""
+    try:
+        states = shard_states(spark, checkpoint)
+    except (NoCheckpointError, StateReaderError):
+        return None
+    if states is None:
+        return None
+    found, received, decided = counted(states)
+    return JobTally(received, decided, found["pending"]), dict(found)
+
+
 def _summarise(
-    spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, console: Console, totals: Totals
+    spark: SparkSession,
+    config: JobConfig,
+    sink: RecordAccumulator | None,
+    console: Console,
+    totals: Totals,
+    tally: JobTally,
 ) -> Summary | None:
-    tally = state_tally(spark, config.checkpoint) or JobTally()
     summary = None
     if sink is None:
         say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
@@ -139,8 +173,10 @@ def _summarise(
         console.print("No batch was committed: there is no table yet.")
         return None
     else:
-        file_bytes = opened(with_format(spark, sink.options)).file_sizes(spark)
-        summary = summarise(sink.read(spark), tally, file_bytes, config.options().prefix)
+        target = opened(with_format(spark, sink.options))
+        summary = summarise(sink.read(spark), tally, target.file_sizes(spark), config.options().prefix)
+        if not summary.conserved:
+            summary = replace(summary, removed=removed_rows(spark, target))
         print_summary(console, summary, str(sink), totals)
     if config.dead_letters is not None:
         say(console, dead_letters.count_line(spark, config.dead_letters))
@@ -167,25 +203,41 @@ def kafka_fault(said: str, config: JobConfig) -> str | None:
     return None
 
 
-def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> int:
+def guarded(console: Console, show_traceback: bool, body: Callable[[], int], report: RunReport | None = None) -> int:
     """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
+    report = RunReport() if report is None else report
     try:
         return body()
     except (PurgatoryError, PySparkException, Py4JError) as error:
+        report.error = error
         if show_traceback:
             raise
         say(console, sentence_of(error), style="red")
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        return report.exit_code()
 
 
-def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
+@dataclass(frozen=True)
+class RunRequest:
+    """The options of the command that are not about the job itself."""
+
+    spark_log: Path | None = None
+    show_traceback: bool = False
+    json: str | None = None
+    """A file for the run's report, or "-"."""
+    fail_above: float | None = None
+    """The largest share of late and rejected rows that is right."""
+
+
+def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int:
     """Run the job of a YAML file with ``changes`` (``field=value`` each) until it ends; return the exit code."""
-    console, errors = terminal(), terminal(stderr=True)
+    console, errors = terminal(stderr=request.json == "-"), terminal(stderr=True)
+    report = RunReport(job=str(job_file))
     stop = StopRequest()
-    spark_log = spark_log or log_file()
+    spark_log = request.spark_log or log_file()
 
     def body() -> int:
         config = load_config(job_file, changes)
+        report.job, report.checkpoint = config.name, without_login(config.checkpoint)
         if not console.is_terminal:
             say(console, f"{config.name}: starting Spark, whose own output is in {spark_log}")
         with at_work(console, f"{config.name}: starting Spark"):
@@ -193,15 +245,20 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
         stop.listen()
         try:
             with stop.heard_by_the_jvm():
-                run(spark, config, console, stop, spark_log)
+                run(spark, config, console, stop, spark_log, report)
             spark.stop()
         except (Py4JError, ConnectionError) as error:
             # The signal may reach the JVM as well, and end it before we have stopped the query.
             if stop.signal is None or isinstance(error, Py4JJavaError):
                 raise
-        return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
+        return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(request.fail_above)
 
-    code = guarded(errors, show_traceback, body)
-    if code == EXIT_FAILED:
+    code = ExitCode.FAILED
+    try:
+        code = ExitCode(guarded(errors, request.show_traceback, body, report))
+    finally:
+        if request.json is not None:
+            report.write(request.json, code)
+    if code == ExitCode.FAILED:
         say(errors, f"Spark's own output: {spark_log}")
     return code

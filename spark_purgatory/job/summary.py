@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -14,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.job.progress import Totals
-from spark_purgatory.job.tally import JobTally
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import rejected_text
 from spark_purgatory.spark.operator.query_watch import LATE_SHARE, REJECTED_SHARE
@@ -26,6 +26,14 @@ BUT_REJECTED = "No operation is lost, but the events of this run were rejected"
 WRONG_SUM = "DOES NOT ADD UP. If nobody deleted rows of the table, please report it with this line"
 
 
+class JobTally(NamedTuple):
+    """Counts of a checkpoint's operations over all its runs."""
+
+    received: int = 0
+    decided: int = 0
+    pending: int = 0
+
+
 @dataclass(frozen=True)
 class Summary:
     """The counts at the end of a run; waits in milliseconds, one for each of `WAIT_PERCENTILES`."""
@@ -35,6 +43,8 @@ class Summary:
     file_bytes: list[int]
     tally: JobTally
     ends_ms: list[int] = field(default_factory=list)  # The shortest and the longest wait of each status
+    staged: int = 0  # The outcomes among them that wait for their file
+    removed: int | None = 0  # Rows that others have removed from the table; None if its history does not show it
 
     @property
     def outcomes(self) -> int:
@@ -46,6 +56,11 @@ class Summary:
         """True if every operation received is decided or pending, and every decided one is in the table."""
         tally = self.tally
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
+
+    @property
+    def adds_up(self) -> bool:
+        """True if nothing is missing but what others have removed."""
+        return verdict(self) != WRONG_SUM
 
 
 def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
@@ -120,7 +135,12 @@ def verdict(summary: Summary) -> str:
     more = summary.outcomes - summary.tally.decided
     if more > 0 and summary.tally.received == summary.tally.decided + summary.tally.pending:
         return f"{more:,} row(s) of the table are not of this checkpoint"
-    return WRONG_SUM
+    if summary.tally.received != summary.tally.decided + summary.tally.pending:
+        return WRONG_SUM
+    # The history counts ORPHAN rows that were deleted, too.
+    if summary.removed is None or (summary.removed != -more and "ORPHAN" in summary.by_status):
+        return f"{-more:,} outcomes are no longer in the table, and its history does not show who removed them"
+    return f"{NOTHING_LOST}: others have removed {-more:,} rows of the table" if summary.removed == -more else WRONG_SUM
 
 
 def _files_line(file_bytes: list[int]) -> str:

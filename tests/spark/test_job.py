@@ -26,7 +26,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.kafka_values import fields_of, rows_of
-from spark_purgatory.job.runner import EXIT_CONFIG, run
+from spark_purgatory.job.run_report import ExitCode
+from spark_purgatory.job.runner import run
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.sources import purgatory_of
@@ -191,7 +192,7 @@ def test_every_file_in_conf_makes_a_purgatory(path: Path, monkeypatch: pytest.Mo
 def test_the_command_line_prints_a_list_and_no_traceback() -> None:
     wrong = ["--set", "purgatory.shards=0", "--set", "state_store=redis"]
     ran = subprocess.run(job_command(ORDERS, wrong), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert ran.returncode == EXIT_CONFIG
+    assert ran.returncode == ExitCode.REFUSED
     assert "conf/orders.yaml has 2 problems:\n  purgatory.shards: 0 must be " in ran.stderr
     assert "Traceback" not in ran.stderr + ran.stdout
 
@@ -535,13 +536,13 @@ def test_the_demo_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
     stranger = tmp_path / "thesis.txt"
     stranger.touch()
     code = run_demo(tmp_path, Console(file=said, width=200), operations=1000, seed=1, keep=False)
-    assert code == EXIT_CONFIG
+    assert code == ExitCode.REFUSED
     assert "is in use, because it contains thesis.txt" in said.getvalue()
     stranger.unlink()
 
     shutil.copytree(ROOT / "conf", tmp_path / "landing")
     (tmp_path / "demo.json").write_text('{"operations": 1000, "seed": 1}', encoding="utf-8")
     console = Console(file=said, width=200)
-    assert run_demo(tmp_path, console, operations=1000, seed=2, keep=False) == EXIT_CONFIG
+    assert run_demo(tmp_path, console, operations=1000, seed=2, keep=False) == ExitCode.REFUSED
     assert "has a demo of 1,000 operations with seed 1" in said.getvalue()
     assert (tmp_path / "landing").exists()

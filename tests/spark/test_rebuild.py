@@ -78,7 +78,7 @@ def test_a_corrected_file_is_decided_again_and_the_query_goes_on(spark: SparkSes
 
     land(tmp_path, "payments", "1", ("b", "10:12"), ("c", "11:40"), ("none", "12:00"))
     rebuild, _ = planned(spark, config, RebuildRequest(event_time_end="2026-11-01 11:00:00"))
-    assert rebuild.counts() == {"COMPLETED": (1, 1), "EXPIRED": (1, 1), "ORPHAN": (1, 0)}
+    assert rebuild.counts == {"COMPLETED": (1, 1), "EXPIRED": (1, 1), "ORPHAN": (1, 0)}
     rebuild.write()
     earlier = Counter({("a", "EXPIRED"): 1, ("b", "COMPLETED"): 1})
     assert statuses(spark, config) == earlier + Counter({("c", "COMPLETED"): 1}), "c is outside the window"

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from spark_purgatory.job.progress import ProgressDisplay, Totals
-from spark_purgatory.job.summary import Summary, print_summary, topic_line, warnings_of
-from spark_purgatory.job.tally import JobTally
+from spark_purgatory.job.summary import JobTally, Summary, print_summary, topic_line, warnings_of
 
 
 class Counters:

@@ -10,8 +10,7 @@ import pytest
 from spark_purgatory.job.report import NEWER, Report, bounds_of
 from spark_purgatory.job.report_page import COLOURS, page
 from spark_purgatory.job.status import MicroBatch
-from spark_purgatory.job.summary import Summary
-from spark_purgatory.job.tally import JobTally
+from spark_purgatory.job.summary import JobTally, Summary
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 
 AT = 1_709_284_798_690

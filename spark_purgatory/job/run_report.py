@@ -1,0 +1,116 @@
+"""What a run of a job was, as one JSON object for schedulers and alerts: ``spark-purgatory run --json``."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from spark_purgatory.errors import PurgatoryError, sentence_of
+from spark_purgatory.job.arguments import writing_to
+from spark_purgatory.job.progress import Query, Totals
+from spark_purgatory.job.summary import Summary
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+
+STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")
+
+
+class ExitCode(IntEnum):
+    """The exit code of ``run``."""
+
+    RIGHT = 0
+    FAILED = 1
+    REFUSED = 2
+    """Nothing was started."""
+    DOES_NOT_ADD_UP = 3
+    ABOVE_SHARE = 4
+    """More rows than ``--fail-above`` allows were late or rejected."""
+    INTERRUPTED = 130
+
+
+@dataclass
+class RunReport:
+    """The facts of a run, which are added while it goes on: a run that fails has those of its end."""
+
+    job: str = ""
+    checkpoint: str = ""
+    began_s: float = field(default_factory=time.time)
+    query: Query | None = None
+    totals: Totals = field(default_factory=Totals)
+    summary: Summary | None = None
+    gauges: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+    @property
+    def share_above(self) -> float:
+        """The larger share of this run's operations or events that were late or rejected."""
+        counted = self.totals.counted
+        bad = {
+            "received": counted["operations_late"] + counted["rejected"],
+            "events_received": counted["events_late"] + counted["events_rejected"],
+        }
+        return max(count / max(1, counted[name]) for name, count in bad.items())
+
+    def exit_code(self, fail_above: float | None = None) -> ExitCode:
+        """Return the exit code of a run that was not interrupted."""
+        if self.error is not None:
+            refused = self.query is None and isinstance(self.error, PurgatoryError)
+            return ExitCode.REFUSED if refused else ExitCode.FAILED
+        if self.summary is not None and not self.summary.adds_up:
+            return ExitCode.DOES_NOT_ADD_UP
+        return ExitCode.ABOVE_SHARE if fail_above is not None and self.share_above > fail_above else ExitCode.RIGHT
+
+    def facts(self, code: ExitCode) -> dict[str, Any]:
+        """Return the object that ``--json`` writes. Counts are those of this run unless their name says otherwise."""
+        counted, summary = self.totals.counted, self.summary
+        sink = self.query.metrics() if isinstance(self.query, AccumulatorQuery) else {}
+        last = None if self.query is None else self.query.lastProgress
+        return {
+            "job": self.job,
+            "checkpoint": self.checkpoint,
+            "result": code.name.lower(),
+            "exit_code": int(code),
+            "error": None if self.error is None else sentence_of(self.error),
+            "began_at": _instant(self.began_s * 1000),
+            "seconds": round(time.time() - self.began_s, 1),
+            "query_id": None if self.query is None else str(self.query.id),
+            "run_id": None if self.query is None else str(self.query.runId),
+            "micro_batches": self.totals.batches,
+            "last_micro_batch": None if last is None else last["batchId"],
+            "operations_received": counted["received"],
+            "events_received": counted["events_received"],
+            "outcomes": {name: counted[name] for name in STATUSES if counted[name]},
+            "operations_late": counted["operations_late"],
+            "events_late": counted["events_late"],
+            "events_rejected": counted["events_rejected"],
+            "rows_drained": int(sink.get("drained_rows_total", 0)),
+            "rows_staged": None if summary is None else summary.staged,
+            "rows_in_table": None if summary is None else sum(summary.by_status.values()) - summary.staged,
+            "waiting": self.gauges.get("pending", self.totals.pending),
+            "watermark": _instant(self.gauges.get("watermark_ms")),
+            "newest_operation": _instant(self.gauges.get("newest_operation_ms")),
+            "newest_event": _instant(self.gauges.get("newest_event_ms")),
+            "adds_up": None if summary is None else summary.adds_up,
+        }
+
+    def write(self, place: str, code: ExitCode) -> None:
+        """Write the object as one line, to a file or ("-") to standard output."""
+        line = json.dumps(self.facts(code), ensure_ascii=False) + "\n"
+        if place == "-":
+            print(line, end="")
+            return
+        with writing_to("--json", Path(place)):
+            Path(place).write_text(line, encoding="utf-8")
+
+
+def _instant(ms: float | None) -> str | None:
+    if not ms:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return None  # Python's datetimes end with the year 9999.

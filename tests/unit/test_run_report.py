@@ -1,0 +1,97 @@
+"""What a run was, for machines: its exit code, and rows that others removed from the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.job.run_report import ExitCode, RunReport
+from spark_purgatory.job.summary import JobTally, Summary, verdict
+from spark_purgatory.job.table_changes import REBUILD, removed_by
+
+QUERY = cast("Any", SimpleNamespace(id="q", runId="r", lastProgress={"batchId": 7}))
+
+
+def version(number: int, operation: str, noted: object = None, mode: str = "", **metrics: int) -> dict[str, Any]:
+    return {
+        "version": number,
+        "operation": operation,
+        "operationParameters": {"mode": mode},
+        "operationMetrics": {name: str(count) for name, count in metrics.items()},
+        "userMetadata": None if noted is None else json.dumps(noted),
+    }
+
+
+DRAIN = version(0, "WRITE", {"app_id": "a", "drain": 0}, "Append", numOutputRows=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "removed"),
+    [
+        ([], 0),
+        ([version(1, "DELETE", numDeletedRows=3), version(2, "OPTIMIZE"), version(3, "UPDATE", numUpdatedRows=2)], 3),
+        ([version(1, "MERGE", numTargetRowsDeleted=1, numTargetRowsInserted=4)], -3),
+        ([version(1, "WRITE", mode="Append", numOutputRows=2)], -2),
+        ([version(1, "WRITE", {REBUILD: [10, 8]}, "Overwrite", numOutputRows=8)], 2),
+        ([version(1, "WRITE", mode="Overwrite", numOutputRows=8)], None),
+        ([version(1, "DELETE")], None),
+        ([version(1, "RESTORE")], None),
+    ],
+)
+def test_the_history_shows_the_rows_that_others_removed(changes: list[dict[str, Any]], removed: int | None) -> None:
+    assert removed_by([DRAIN, *changes]) == removed
+
+
+def test_a_history_that_was_cut_shows_nothing() -> None:
+    assert removed_by([version(4, "DELETE", numDeletedRows=3)]) is None
+
+
+@pytest.mark.parametrize(
+    ("in_table", "removed", "says", "code"),
+    [
+        (8, 0, "Nothing lost", ExitCode.RIGHT),
+        (5, 3, "Nothing lost: others have removed 3 rows of the table", ExitCode.RIGHT),
+        (5, 2, "DOES NOT ADD UP", ExitCode.DOES_NOT_ADD_UP),
+        (5, 0, "DOES NOT ADD UP", ExitCode.DOES_NOT_ADD_UP),
+        (5, None, "3 outcomes are no longer in the table, and its history does not show who", ExitCode.RIGHT),
+        (9, 0, "1 row(s) of the table are not of this checkpoint", ExitCode.RIGHT),
+    ],
+)
+def test_rows_that_others_removed_are_no_loss(in_table: int, removed: int | None, says: str, code: ExitCode) -> None:
+    summary = Summary({"EXPIRED": in_table}, {}, [1], JobTally(10, 8, 2), removed=removed)
+    assert verdict(summary).startswith(says)
+    assert RunReport(query=QUERY, summary=summary).exit_code() == code
+
+
+def test_an_operation_that_is_neither_decided_nor_waiting_is_a_loss_whatever_others_removed() -> None:
+    summary = Summary({"EXPIRED": 8}, {}, [1], JobTally(11, 8, 2), removed=None)
+    assert RunReport(query=QUERY, summary=summary).exit_code() == ExitCode.DOES_NOT_ADD_UP
+
+
+def test_a_refusal_and_a_failure_have_their_own_codes() -> None:
+    assert RunReport(error=ConfigError("no")).exit_code() == ExitCode.REFUSED
+    assert RunReport(error=StagingError("no"), query=QUERY).exit_code() == ExitCode.FAILED
+    assert RunReport(error=OSError("no")).exit_code() == ExitCode.FAILED
+
+
+@pytest.mark.parametrize(("late", "code"), [(1, ExitCode.RIGHT), (2, ExitCode.ABOVE_SHARE)])
+def test_late_and_rejected_rows_above_a_share_have_a_code_on_request(late: int, code: ExitCode) -> None:
+    report = RunReport(query=QUERY)
+    report.totals.add({"received": 100, "operations_late": late, "events_received": 1000, "events_rejected": 10})
+    assert report.exit_code(0.01) == code
+    assert report.exit_code() == ExitCode.RIGHT
+
+
+def test_the_report_of_a_refused_run_has_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = RunReport(job="orders", error=ConfigError("shards=0: give at least 1"))
+    report.write(str(tmp_path / "run.json"), report.exit_code())
+    report.write("-", report.exit_code())
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts == json.loads(capsys.readouterr().out) | {"seconds": facts["seconds"]}
+    assert (facts["result"], facts["exit_code"], facts["error"]) == ("refused", 2, "shards=0: give at least 1")
+    assert facts["run_id"] is None and facts["adds_up"] is None
