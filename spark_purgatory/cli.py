@@ -167,14 +167,20 @@ def check(job_file: JobFile, set_: Changes = None) -> None:
 
 
 @app.command()
-def status(checkpoint: Annotated[str, argument(help="The query's checkpointLocation, on this machine.")]) -> None:
+def status(
+    checkpoint: Annotated[str, argument(help="The query's checkpointLocation, on this machine.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    max_silence: Annotated[str | None, option(help="Exit 1 if no micro-batch began for longer: '2 hours'.")] = None,
+    max_lag: Annotated[str | None, option(help="Exit 1 if the watermark is further behind: '6 hours'.")] = None,
+) -> None:
     """Show a query's progress at once, without Spark.
 
-    It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 2 cannot be read.
+    It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 1 an allowed time
+    was exceeded, 2 cannot be read.
     """
-    from spark_purgatory.job.status import show_status
+    from spark_purgatory.job.status import StatusRequest, show_status
 
-    raise typer.Exit(show_status(checkpoint, terminal()))
+    raise typer.Exit(show_status(checkpoint, terminal(), StatusRequest(json, max_silence, max_lag)))
 
 
 @app.command()

@@ -14,8 +14,10 @@ from typing import Any, cast
 
 from rich.console import Console
 
+from spark_purgatory.config.units import parse_duration
 from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError
 from spark_purgatory.readable import readable_ms
+from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM
@@ -73,19 +75,101 @@ def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: i
     return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
 
 
-def show_status(checkpoint: str, console: Console) -> int:
-    """Print the status of a query; return the exit code."""
+@dataclass(frozen=True)
+class StatusRequest:
+    """The options of the command."""
+
+    as_json: bool = False
+    max_silence: str | None = None
+    """Fail if the last micro-batch began longer ago."""
+    max_lag: str | None = None
+    """Fail if the watermark is further behind the clock."""
+
+
+def show_status(checkpoint: str, console: Console, request: StatusRequest | None = None) -> int:
+    """Print the status of a query; return the exit code: 1 if it is silent or behind for longer than allowed."""
+    request = request or StatusRequest()
     folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
+    now_ms = time.time_ns() // 1_000_000
     try:
-        for line in _lines(checkpoint, folder):
-            say(console, line)
+        facts = _facts(checkpoint, folder)
+        alarms = _alarms(facts, request, now_ms)
     except (PurgatoryError, OSError) as error:
         say(terminal(stderr=True), str(error))
         return 2
-    return 0
+    if request.as_json:
+        print(json.dumps({**facts.as_dict(now_ms), "alarms": alarms}))
+    else:
+        for line in [*facts.lines(now_ms), *alarms]:
+            say(console, line)
+    return 1 if alarms else 0
 
 
-def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
+def _alarms(facts: Status, request: StatusRequest, now_ms: int) -> list[str]:
+    last = facts.history[-1] if facts.history else None
+    checks = (
+        ("--max-silence", request.max_silence, "No micro-batch has begun", last and last.began_ms),
+        ("--max-lag", request.max_lag, "The watermark is behind the clock", last and last.watermark_ms),
+    )
+    alarms = []
+    for name, text, what, at_ms in checks:
+        if text is not None and now_ms - (at_ms or 0) > parse_duration(text, name) // 1000:
+            since = f"for {readable_ms(now_ms - at_ms)}" if at_ms else "since its first start"
+            alarms.append(f"Alarm: {what} {since} ({name} {text})")
+    return alarms
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a checkpoint's files show of its query and of its sink, if it has one."""
+
+    history: tuple[MicroBatch, ...]
+    committed: int | None
+    tables: tuple[str, ...] = ()
+    ledger: Ledger | None = None
+
+    @property
+    def staged(self) -> int:
+        """Rows that wait for their file, by the log alone."""
+        assert self.ledger is not None, "bug: a query without a sink stages nothing"
+        intent = self.ledger.intent
+        last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))
+        fresh = {int(match[1]): rows for path, rows in self.ledger.records.items() if (match := _BATCH.search(path))}
+        return left + sum(rows.rows for batch_id, rows in fresh.items() if batch_id > last)
+
+    def lines(self, now_ms: int) -> Iterator[str]:
+        """Yield the status as lines for people."""
+        _, title, text = last_batch(self.history, self.committed, now_ms)
+        yield f"{title}. {text}"
+        watermark_ms = self.history[-1].watermark_ms if self.history else 0
+        yield f"Watermark: {instant(watermark_ms)}" if watermark_ms else "Watermark: none yet, so nothing expires"
+        yield from (f"Table: {table}" for table in self.tables)
+        if self.ledger is None:
+            return
+        if (intent := self.ledger.intent) is not None:
+            state = "is in the table" if self.ledger.is_done else "is under way, or was cut"
+            yield f"Drain {intent.number:,} of {intent.taken_rows:,} rows {state}"
+        whole = "Staged: no rows, so every outcome so far is in the table"
+        is_whole = self.ledger.is_done and not self.staged
+        yield whole if is_whole else f"Staged: {self.staged:,} rows wait for their file"
+
+    def as_dict(self, now_ms: int) -> dict[str, Any]:
+        """Return the status for programs; times are in milliseconds since 1970."""
+        last = self.history[-1] if self.history else None
+        intent = None if self.ledger is None else self.ledger.intent
+        return {
+            "is_running": last_batch(self.history, self.committed, now_ms)[0],
+            "last_micro_batch": None if last is None else last.batch_id,
+            "last_micro_batch_began_ms": None if last is None else last.began_ms,
+            "is_committed": last is not None and last.batch_id == self.committed,
+            "watermark_ms": None if last is None else last.watermark_ms or None,
+            "tables": list(self.tables),
+            "last_drain": None if intent is None else intent.number,
+            "rows_staged": None if self.ledger is None else self.staged,
+        }
+
+
+def _facts(checkpoint: str, folder: Path) -> Status:
     if not (folder / "metadata").is_file():
         raise ConfigError(
             f"checkpoint={checkpoint!r} has no file 'metadata' of a query on this machine's disk: name the "
@@ -93,12 +177,16 @@ def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
         )
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)
-    _, title, text = last_batch(history, committed, time.time_ns() // 1_000_000)
-    yield f"{title}. {text}"
-    watermark_ms = history[-1].watermark_ms if history else 0
-    yield f"Watermark: {instant(watermark_ms)}" if watermark_ms else "Watermark: none yet, so nothing expires"
-    if (folder / CLAIM).is_dir():
-        yield from _sink(checkpoint, folder)
+    if not (folder / CLAIM).is_dir():
+        return Status(history, committed)
+    files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
+    try:
+        claims = [dict(json.loads(each.read_text())) for each in files]
+    except (ValueError, TypeError) as error:
+        what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
+        raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
+    ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
+    return Status(history, committed, tuple(str(claim.get("path") or claim.get("table")) for claim in claims), ledger)
 
 
 def _batch(file: Path) -> MicroBatch:
@@ -110,24 +198,3 @@ def _batch(file: Path) -> MicroBatch:
 
 def _numbers(folder: Path, name: str) -> list[int]:
     return sorted(int(each.name) for each in (folder / name).glob("*") if each.name.isdigit())
-
-
-def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
-    files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
-    try:
-        claims = [dict(json.loads(each.read_text())) for each in files]
-    except (ValueError, TypeError) as error:
-        what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
-        raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
-    ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
-    intent = ledger.intent
-    last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))
-    fresh = {int(match[1]): rows for path, rows in ledger.records.items() if (match := _BATCH.search(path))}
-    staged = left + sum(rows.rows for batch_id, rows in fresh.items() if batch_id > last)
-    for claim in claims:
-        yield f"Table: {claim.get('path') or claim.get('table')}"
-    if intent is not None:
-        state = "is in the table" if ledger.is_done else "is under way, or was cut"
-        yield f"Drain {intent.number:,} of {intent.taken_rows:,} rows {state}"
-    whole = "Staged: no rows, so every outcome so far is in the table"
-    yield whole if ledger.is_done and not staged else f"Staged: {staged:,} rows wait for their file"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_purgatory.job.status import show_status
+from spark_purgatory.job.status import StatusRequest, show_status
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.terminal import terminal
 
@@ -77,3 +77,25 @@ def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_reme
     assert show_status(str(checkpoint), terminal()) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "staging/table should name the table of the checkpoint but is damaged: bring its file back" in said
+
+
+def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_status(str(checkpoint), terminal(), StatusRequest(True, "1 hour", "200000 days")) == 1
+    found = json.loads(capsys.readouterr().out)
+    [alarm] = found.pop("alarms")
+    assert alarm.startswith("Alarm: No micro-batch has begun for ") and alarm.endswith("(--max-silence 1 hour)")
+    assert found == {
+        "is_running": False,
+        "last_micro_batch": 6,
+        "last_micro_batch_began_ms": AT + 60_000,
+        "is_committed": False,
+        "watermark_ms": AT,
+        "tables": ["/lake/outcomes"],
+        "last_drain": None,
+        "rows_staged": 12,
+    }
+    assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="1 hour")) == 1
+    assert "Alarm: The watermark is behind the clock for" in " ".join(capsys.readouterr().out.split())
+    assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="soon")) == 2
