@@ -1,4 +1,4 @@
-"""What a run of a job was, as one JSON object for schedulers and alerts: ``spark-purgatory run --json``."""
+"""The facts of a run of a job, as one JSON object for schedulers and alerts: ``spark-purgatory run --json``."""
 
 from __future__ import annotations
 

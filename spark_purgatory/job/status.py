@@ -121,7 +121,7 @@ def _alarms(facts: Status, request: StatusRequest, now_ms: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Status:
-    """What a checkpoint's files show of its query and of its sink, if it has one."""
+    """The state of a query, and of its sink if it has one, by the files of its checkpoint."""
 
     history: tuple[MicroBatch, ...]
     committed: int | None

@@ -1,4 +1,4 @@
-"""What a run was, for machines: its exit code, and rows that others removed from the table."""
+"""The facts of a run for machines: its exit code, and rows that others removed from the table."""
 
 from __future__ import annotations
 
