@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ["no_proxy"] = "127.0.0.1,localhost"  # the servers that tests start
+WITH_SPARK = (
+    "tests/spark/",
+    "tests/crash/",
+    "tests/house/test_readme.py",
+    "tests/house/test_kafka_operations.py",
+    "tests/law/test_stream_law.py",
+)
+"""Where tests of `make test` are that take the session."""
 hypothesis.settings.register_profile("at any speed", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("at any speed")
 pytest.register_assert_rewrite("tests.support")
@@ -42,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that take the session, and leave out tests of another host. With `loadgroup` one worker has all tests
-    with Spark, in one JVM, and the other takes a file at a time.
+    """Mark tests that take the session, leave out tests of another host, and have workers begin with Spark, which takes
+    longest.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("spark"):
@@ -51,11 +59,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("host") not in (None, "applyInPandasWithState"):
         items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):
-        for item in items:
-            has_spark = item.get_closest_marker("spark") is not None
-            item.add_marker(pytest.mark.xdist_group("spark" if has_spark else item.path.stem))
-        with_spark = {item.path for item in items if item.get_closest_marker("spark")}
-        items.sort(key=lambda item: (item.path not in with_spark, item.get_closest_marker("spark") is None))
+        items.sort(key=lambda item: not item.nodeid.startswith(WITH_SPARK))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadgroup``: one worker has all files with Spark, in one JVM, and the other takes a file at a time.
+
+    Not by marks: for them xdist 3.8 changes a field that pytest 9.2 no longer has.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith(WITH_SPARK) else str(super()._split_scope(nodeid))
+
+    return OneSession(config, log)
 
 
 @pytest.fixture(scope="session")
