@@ -105,7 +105,7 @@ def run(
     summary = None
     if config.summary:
         tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
-        summary = report.summary = _summarise(spark, config, sink, console, progress.totals, tally)
+        summary = report.summary = _summarise(spark, config, sink, console, totals=progress.totals, tally=tally)
     for text in warnings_of(progress.totals):
         say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
     return summary

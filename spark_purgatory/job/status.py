@@ -105,7 +105,7 @@ def show_status(checkpoint: str, console: Console, request: StatusRequest | None
     return 1 if alarms else 0
 
 
-def _alarms(facts: Status, request: StatusRequest, now_ms: int) -> list[str]:
+def _alarms(facts: QueryStatus, request: StatusRequest, now_ms: int) -> list[str]:
     last = facts.history[-1] if facts.history else None
     checks = (
         ("--max-silence", request.max_silence, "No micro-batch has begun", last and last.began_ms),
@@ -120,7 +120,7 @@ def _alarms(facts: Status, request: StatusRequest, now_ms: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Status:
+class QueryStatus:
     """The state of a query, and of its sink if it has one, by the files of its checkpoint."""
 
     history: tuple[MicroBatch, ...]
@@ -169,7 +169,7 @@ class Status:
         }
 
 
-def _facts(checkpoint: str, folder: Path) -> Status:
+def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     if not (folder / "metadata").is_file():
         raise ConfigError(
             f"checkpoint={checkpoint!r} has no file 'metadata' of a query on this machine's disk: name the "
@@ -178,7 +178,7 @@ def _facts(checkpoint: str, folder: Path) -> Status:
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)
     if not (folder / CLAIM).is_dir():
-        return Status(history, committed)
+        return QueryStatus(history, committed)
     files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
     try:
         claims = [dict(json.loads(each.read_text())) for each in files]
@@ -186,7 +186,9 @@ def _facts(checkpoint: str, folder: Path) -> Status:
         what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
         raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
-    return Status(history, committed, tuple(str(claim.get("path") or claim.get("table")) for claim in claims), ledger)
+    return QueryStatus(
+        history, committed, tuple(str(claim.get("path") or claim.get("table")) for claim in claims), ledger
+    )
 
 
 def _batch(file: Path) -> MicroBatch:
