@@ -245,7 +245,7 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
         stop.listen()
         try:
             with stop.heard_by_the_jvm():
-                run(spark, config, console, stop, spark_log, report)
+                run(spark, config, console, stop, spark_log, report=report)
             spark.stop()
         except (Py4JError, ConnectionError) as error:
             # The signal may reach the JVM as well, and end it before we have stopped the query.
