@@ -19,9 +19,9 @@ WITH_SERVERS = {"kafka.md", "object_store.md"}
 """How-to pages that `tests/places/test_pages.py` runs."""
 IN_TURN = [
     *(DOCS / f"{name}.md" for name in ("tutorial", "sources", "criteria", "reference/errors")),
-    *sorted(path for path in (DOCS / "how-to").glob("*.md") if path.name not in WITH_SERVERS),
+    *sorted(path for path in (DOCS / "how-to").glob("*.md") if path.name not in {*WITH_SERVERS, "iceberg.md"}),
 ]
-"""Pages that `tests/spark/test_docs_snippets.py` runs, block by block."""
+"""Pages that `tests/spark/test_docs_snippets.py` runs, block by block; `tests/iceberg` runs the one on Iceberg."""
 FRAGMENTS = [
     DOCS / f"{name}.md"
     for name in (
