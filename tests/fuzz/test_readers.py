@@ -20,7 +20,7 @@ from tests.fuzz import fuzzer
 from tests.fuzz.fuzzer import Reader, fuzz, last_input
 from tests.fuzz.readers import _message, readers
 
-INPUTS = os.environ.get("FUZZ_INPUTS", "100")
+INPUTS = os.environ.get("FUZZ_INPUTS", "60")
 ROOT = Path(__file__).resolve().parents[2]
 
 

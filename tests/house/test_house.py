@@ -143,6 +143,11 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 # --- the checker ----------------------------------------------------------------------------------
 
 
+@cache
+def tree_of(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def area_of(path: str) -> str:
     """`spark_purgatory/core/state/blob.py` -> `core`; the package's own `__init__` -> `root`; a job -> ``""``."""
     parts = path.split("/")
@@ -169,7 +174,7 @@ def circles_of(files: dict[str, str]) -> list[str]:
     of_module = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in files}
     imports: dict[str, set[str]] = {}
     for path, source in files.items():
-        names = [name for _, name in imported_modules(ast.parse(source), path)]
+        names = [name for _, name in imported_modules(tree_of(source), path)]
         found = [of_module.get(name) or of_module.get(name.rpartition(".")[0]) for name in names]
         imports[path] = {other for other in found if other is not None and other != path}
     circles = []
@@ -315,7 +320,7 @@ def check_docstrings(tree: ast.Module | ast.ClassDef, path: str, owner: str = ""
 
 def check_source(source: str, path: str) -> list[str]:
     """Every finding in one file; ``path`` is relative to the root and says which rules apply."""
-    tree = ast.parse(source, filename=path)
+    tree = tree_of(source)
     findings = list(check_sizes(tree, path, len(source.splitlines())))
     if area_of(path):
         findings += check_imports(tree, path)
@@ -360,7 +365,7 @@ def test_a_circle_of_files_is_found_whether_or_not_its_imports_stand_at_the_top(
 def test_a_class_name_stands_for_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for path, source in sources(PACKAGE).items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(tree_of(source)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path)
     doubled = {name: found for name, found in places.items() if len(found) > 1}
@@ -371,7 +376,7 @@ def test_calls_name_what_they_give_from_six_arguments_on() -> None:
     """Only what is not ours may take so many by position: Spark's columns, texts of the log."""
     wrong = []
     for path, source in sources(PACKAGE).items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(tree_of(source)):
             args = node.args if isinstance(node, ast.Call) else []
             given, name = sum(not isinstance(each, ast.Starred) for each in args), ast.unparse(node).partition("(")[0]
             if given > 5 and not name.startswith(("F.", "LOG.", "logger.", "pa.", "records.", "self._jvm.")):
@@ -381,7 +386,7 @@ def test_calls_name_what_they_give_from_six_arguments_on() -> None:
 
 def rules_named(source: str) -> list[int]:
     """Lines of a source that name a rule, but for those of `TRAITS`, which says of each how it is evaluated."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     traits = next(
         (node for node in tree.body if isinstance(node, ast.Assign) and last_name(node.targets[0]) == "TRAITS"), None
     )
@@ -405,7 +410,7 @@ def test_no_test_module_imports_from_another() -> None:
     shared = tuple(f"tests.{name}" for name in "support simulation fuzz conformance matrix conftest law.cases".split())
     wrong = []
     for path, source in sources("tests").items():
-        for line, name in imported_modules(ast.parse(source), path):
+        for line, name in imported_modules(tree_of(source), path):
             if name.startswith("tests.") and not name.startswith(shared) and not path.startswith("tests/conformance"):
                 wrong.append(f"{path}:{line}: imports {name}: move what several modules use to tests/support")
     assert not wrong, "\n" + "\n".join(wrong)
@@ -484,7 +489,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def test_what_only_traces_of_kafka_call_is_not_in_the_product() -> None:
-    trees = {path: ast.parse(source) for path, source in sources(PACKAGE).items()}
+    trees = {path: tree_of(source) for path, source in sources(PACKAGE).items()}
     read = {name for tree in trees.values() for name in called(tree)}
     parts = (f"{PACKAGE}/core/kafka/", f"{PACKAGE}/accumulator/")
     uncalled = {name for path, tree in trees.items() if path.startswith(parts) for name in defined(tree) - read}

@@ -72,7 +72,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     controlled=st.booleans(),
     worlds=st.sampled_from((1, 8)),
 )
-@examples(5, 16)
+@examples(3, 16)
 def test_evidence_does_not_depend_on_arrival_and_is_what_the_oracle_says(
     rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
 ) -> None:
@@ -86,9 +86,9 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
     together, sizes = Resolutions.joined, list[int]()
     monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
     monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 1)
-    for seed in range(40 if EVERY_CASE else 20):
+    for seed in range(40 if EVERY_CASE else 14):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
-    assert len(sizes) > 5, "few operations were resolved in parts"
+    assert len(sizes) > 3, "few operations were resolved in parts"
 
 
 @pytest.mark.parametrize("rule", each_commit([*RULES, "mixed"], keeps=lambda rule: rule in ("count", "mixed")))

@@ -29,7 +29,7 @@ from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
 SEEDS = st.integers(0, 1 << 32)
-SETTINGS = examples(2, 5)
+SETTINGS = examples(1, 5)
 MOVES: Counter[str] = Counter()
 ALL_COLUMNS = (*COLUMNS, "late", "reason")
 
