@@ -116,7 +116,7 @@ def page_of(name: str, run: list[Cell]) -> tuple[str, dict[str, str]]:
             pictures[file] = drawn
             parts.append(f"![{title}]({file})")
     title, _, rest = parts[0].partition("\n")
-    return "\n\n".join([title, MADE.format(name=name) + rest, *parts[1:], ""]), pictures
+    return "\n\n".join([title, MADE.format(name=name) + rest, *parts[1:]]) + "\n", pictures
 
 
 def jupyter_of(notebook: Path) -> str:
