@@ -8,7 +8,6 @@ from dataclasses import replace
 from time import process_time
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,8 +15,6 @@ from spark_purgatory.core.engine import relevant_events, resolver
 from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.waiting import Waiting
-from spark_purgatory.core.events import cross_key_redelivery
-from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
@@ -216,65 +213,7 @@ def test_operations_with_many_deliveries_to_compare_are_resolved_in_parts_with_t
     )
     monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 3)
     assert multiset(outcomes(), *NAMES) == multiset(whole, *NAMES)
-    if len(keys) > 1:
-        assert max(resolved) == 1, resolved
-
-
-def test_an_event_delivered_often_on_several_keys_costs_one_delivery_for_each_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    laid_out: list[int] = []
-
-    def counted(*of: Any) -> Any:
-        found = first_in_ranges(*of)
-        laid_out.append(len(found[0]))
-        return found
-
-    monkeypatch.setattr(cross_key_redelivery, "first_in_ranges", counted)
-    spec = replace(ANY, criterion=criteria.count(3), operation_ids=False)
-    events = [ev("abcd"[i % 4], 15_000 + i % 97, event_id="xy"[i // 4 % 2]) for i in range(20_000)]
-    rows = [op(f"o{i}", "abcd") for i in range(5_000)]
-    outcomes = Shards(spec, several=True).run([(rows, events, 0), ([], [], END_MS)])
-    assert {(outcome["status"], outcome["matched"]) for outcome in outcomes} == {("EXPIRED", 2)}
-    assert len(outcomes) == 5_000
-    assert max(laid_out) <= 5_000 * 4 * 2, "two events on each key of each operation"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_first_deliveries_in_ranges_are_those_that_a_loop_finds(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    n, m = int(rng.integers(0, 40)), int(rng.integers(0, 30))
-    previous = np.where(rng.random(n) < 0.4, -1, rng.integers(-1, max(n, 1), n))
-    starts = rng.integers(0, n + 1, m)
-    ends = starts + (rng.random(m) * (n - starts + 1)).astype(np.int64)
-    before = rng.integers(0, n + 1, m)
-    expected = [(i, at) for i in range(m) for at in range(starts[i], ends[i]) if previous[at] < before[i]]
-    which, position = first_in_ranges(previous, starts, ends, before)
-    assert list(zip(which.tolist(), position.tolist(), strict=True)) == expected
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_repeats_in_any_range_are_counted_and_summed_as_by_hand(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(2, 200))
-    group = np.sort(rng.integers(0, 3, n))
-    ids, values = rng.integers(0, 8, n), rng.integers(0, 9, n).astype(np.float64)
-    named = [None if i == 7 else str(i) for i in ids]
-    repeats = Redeliveries.of(group, pa.array(named), values)
-    low = rng.integers(0, n, 50)
-    high = low + (rng.random(50) * (n - low + 1)).astype(np.int64)
-    expected = []
-    for start, end in zip(low, high, strict=True):
-        seen, count, total = set(), 0, 0.0
-        for i in range(start, end):
-            event = (group[i], named[i])
-            count, total = (count + 1, total + values[i]) if event in seen else (count, total)
-            seen |= {event} if named[i] is not None else set()
-        expected.append((count, total))
-    assert repeats is not None
-    got = repeats.total(low, high)
-    assert got[0].tolist() == [count for count, _ in expected]
-    assert got[2].tolist() == [int(total) for _, total in expected], "the limb of whole numbers below 2**32"
+    assert max(resolved) == 1, resolved
 
 
 # --- boundary values, hostile hashes, hot keys ----------------------------------------------------

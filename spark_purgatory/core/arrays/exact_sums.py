@@ -67,11 +67,6 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, prefix.limbs, strict=True):
             np.add.at(mine, at, theirs[high] - theirs[low])
 
-    def subtract_at(self, at: Int64s, limbs: Int64s) -> None:
-        """Subtract ``limbs[:, i]`` from sum ``at[i]``; (LIMBS, s) and (s,)."""
-        for mine, theirs in zip(self.limbs, limbs, strict=True):
-            np.subtract.at(mine, at, theirs)
-
     def rounded(self) -> Floats:
         """Return sums of doubles, (n,), rounded to doubles: for people to read, not to compare."""
         scales = 2.0 ** (LIMB_BITS * (1.0 - np.arange(LIMBS)))

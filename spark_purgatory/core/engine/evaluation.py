@@ -51,9 +51,9 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
     end_us = np.minimum(resolved_us, inputs.deadline_us)
     for span in relevant.spans:
         owner = inputs.owner[span.owner]
-        matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
-    for cross_key in relevant.cross_key:
-        matched -= cross_key.total(np.arange(n), end_us)[0]
+        matched += np.bincount(owner, span.until(end_us[owner]) - span.low, minlength=n).astype(np.int64)
+    for again in relevant.redeliveries:
+        matched -= again.total(np.arange(n), end_us)[0]
     # A deadline may be the end of time, which means never in satisfied_us.
     satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
     return EvaluationResult(resolved_us, matched, satisfied, met_us, status)
@@ -149,9 +149,9 @@ def _nth_event(of: _Chosen) -> Int64s:
     def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
         total = np.zeros(len(asked), np.int64)
         for span, at in zip(mine, position, strict=True):
-            total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(asked)).astype(np.int64)
-        for cross_key in of.relevant.cross_key:
-            total -= cross_key.total(asked, until_us)[0]
+            total += np.bincount(at, span.until(until_us[at]) - span.low, minlength=len(asked)).astype(np.int64)
+        for again in of.relevant.redeliveries:
+            total -= again.total(asked, until_us)[0]
         return total >= of.inputs.need[asked]
 
     return _bisect_time(of, enough)
@@ -172,12 +172,9 @@ class _Sums:
             if prefix is None:
                 assert span.segment.value is not None, "bug: a rule reads values, and the events have none"
                 prefix = self._prefixes[id(span.segment)] = ExactSums.prefixes(span.segment.value)
-            until = span.until(until_us[at])
-            total.add_at(at, prefix, span.low, until)
-            if (redeliveries := span.segment.redeliveries) is not None:
-                total.subtract_at(at, redeliveries.total(span.low, until)[1:])
-        for cross_key in self._relevant.cross_key:
-            total.subtract_at(np.arange(len(asked)), cross_key.total(asked, until_us)[1:])
+            total.add_at(at, prefix, span.low, span.until(until_us[at]))
+        for again in self._relevant.redeliveries:
+            total.limbs -= again.total(asked, until_us)[1:]
         return total
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from spark_purgatory.core.arrays.numbers import Floats, Numbers
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, parts_of
 from spark_purgatory.core.events.control_log import ControlEffects
-from spark_purgatory.core.events.cross_key_redelivery import MAX_DELIVERIES, CrossKeyDeliveries, CrossKeyRedeliveries
 from spark_purgatory.core.events.event_log import Spans
+from spark_purgatory.core.events.redelivery import MAX_DELIVERIES, Redeliveries, RepeatedDeliveries
 from spark_purgatory.core.spec.codes import Rule, among
 from spark_purgatory.core.spec.criteria import ADDING
 
@@ -47,7 +47,7 @@ class RelevantEvents:
     """The relevant events of all inputs."""
 
     spans: list[Spans]
-    shared: list[CrossKeyDeliveries]  # deliveries of events that are on several keys
+    repeated: list[RepeatedDeliveries]  # deliveries of events whose id occurs again
 
     @staticmethod
     def of(inputs: EvaluationInput, spans: list[Spans]) -> RelevantEvents:
@@ -57,17 +57,17 @@ class RelevantEvents:
             if len(span.owner):
                 operations = inputs.owner[span.owner]
                 by_sum.setdefault(inputs.rule[operations[0]] in ADDING, []).append((operations, span))
-        found = (CrossKeyDeliveries.of(len(inputs.rule), each) for each in by_sum.values())
+        found = (RepeatedDeliveries.of(len(inputs.rule), each) for each in by_sum.values())
         return RelevantEvents(spans, [deliveries for deliveries in found if deliveries is not None])
 
     def parts(self, n: int) -> Iterator[slice]:
-        """Yield parts of n operations, each with at most `MAX_DELIVERIES` of events that are on several keys."""
+        """Yield parts of n operations, each with at most `MAX_DELIVERIES` of events whose id occurs again."""
         costs = np.zeros(n, np.int64)
-        for deliveries in self.shared:
-            costs += deliveries.most()
+        for deliveries in self.repeated:
+            costs += deliveries.counts()
         return parts_of(costs, MAX_DELIVERIES)
 
     @cached_property
-    def cross_key(self) -> list[CrossKeyRedeliveries]:
-        """The redeliveries of events that are already counted on another key."""
-        return [deliveries.redeliveries() for deliveries in self.shared]
+    def redeliveries(self) -> list[Redeliveries]:
+        """The deliveries of events that are already counted."""
+        return [deliveries.redeliveries() for deliveries in self.repeated]

@@ -22,7 +22,6 @@ from spark_purgatory.core.arrays.numbers import Numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, MERGE_RATIO, PREFIX_MASK, Bools, Int64s, expand, hash_order
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values
-from spark_purgatory.core.events.redelivery import Redeliveries, shared_ids
 
 FORGET_FLOOR = 1024  # events below which a pass to forget single ones does not pay
 
@@ -96,22 +95,9 @@ class EventSegment:
         return self if fine.all() else self.where(fine)
 
     @cached_property
-    def redeliveries(self) -> Redeliveries | None:
-        """The events that were delivered before; None if there are none."""
-        return None if self.event_ids is None else Redeliveries.of(self.group, self.event_ids, self.value)
-
-    @cached_property
-    def previous(self) -> Int64s:
-        """The position of each event's delivery before on its key, (E,) int64; -1 if it is the first."""
-        previous = np.full(len(self), -1)
-        if self.redeliveries is not None:
-            previous[self.redeliveries.at] = self.redeliveries.previous
-        return previous
-
-    @cached_property
-    def shared(self) -> tuple[Int64s, Int64s]:
-        """Ascending positions of the events whose id is on several keys, and a number for each id."""
-        return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
+    def repeated(self) -> tuple[Int64s, Int64s]:
+        """Ascending positions of the events whose id occurs again, and a number for each id."""
+        return (EMPTY, EMPTY) if self.event_ids is None else repeated_ids(self.event_ids)
 
     @staticmethod
     def build(
@@ -194,11 +180,6 @@ class Spans:
     group_start: Int64s
     low: Int64s
     high: Int64s
-
-    def counted(self, until: Int64s) -> Int64s:
-        """Count the events of each span up to position ``until[i]`` without redeliveries, (s,) int64."""
-        redeliveries = self.segment.redeliveries
-        return until - self.low if redeliveries is None else until - self.low - redeliveries.total(self.low, until)[0]
 
     def where(self, chosen: Bools) -> Spans:
         """Return the flagged spans, (s,) bool."""
@@ -286,6 +267,13 @@ class EventLog:
             if len(kept):
                 found.append(Spans(segment, owner[kept], start[kept], low[kept], high[kept]))
         return found
+
+
+def repeated_ids(event_ids: pa.Array) -> tuple[Int64s, Int64s]:
+    """Return ascending positions of the events whose id occurs again, and a number for each id; null is no id."""
+    codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+    at = np.flatnonzero(np.bincount(codes + 1)[codes + 1] * (codes >= 0) > 1)
+    return at, codes[at]
 
 
 def _groups_of(segment: EventSegment, ascending: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:

@@ -1,114 +1,103 @@
-"""Events delivered again on the same key: their number and their sum in any range of a segment.
+"""Events delivered again: on the same key, on another of an operation's keys, or once by key and once by operation id.
 
-Key and event id identify an event here; `cross_key_redelivery` handles deliveries on other keys. In a range, an event
-counts at its first position. Position i is a *redelivery* if an equal event is between the range's start and i, that
-is if ``previous[i] >= start``. A wavelet matrix over ``previous`` answers this for any number of ranges, in one pass
-for each bit. Worked example, x delivered three times::
+The event id identifies an event. An operation counts it once, at its first delivery. Worked example, an operation on
+keys a and b::
 
-    position       0  1  2  3  4
-    event          x  y  x  z  x       redeliveries at 2 and 4; previous: 0 and 2
-    range 0 .. 4   2 of 5 are redeliveries    (0 >= 0, 2 >= 0)
-    range 1 .. 4   1 of 4 is                  (0 <  1, 2 >= 1)
-    range 3 .. 4   none                       (2 <  3)
+    a    x at 12   y at 13   x at 15       x at 15 is a redelivery on the same key
+    b    x at 14   z at 16                 x at 14 is a redelivery on another key: 3 events count, x at 12
+
+Only events whose id occurs again are laid out, one by one for each operation. A stream in which each id comes once
+costs one pass over its ids.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.exact_sums import limbs_of
-from spark_purgatory.core.arrays.numbers import Numbers, addends
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, is_first
+from spark_purgatory.core.arrays.exact_sums import LIMBS, limbs_of
+from spark_purgatory.core.arrays.numbers import Numbers, addends, joined
+from spark_purgatory.core.arrays.sorted_runs import Int64s, expand
+from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within, repeated_ids
+
+MAX_DELIVERIES = 1 << 22  # laid out together, 700 MB of columns; operations with more are resolved in parts
 
 
+@dataclass(frozen=True)
 class Redeliveries:
-    """The r positions of events that were delivered before in their group, and the positions of those deliveries."""
+    """Redeliveries to n operations, sorted by operation and time."""
 
-    def __init__(self, at: Int64s, previous: Int64s, weights: Int64s) -> None:
-        self.at, self.previous = at, previous  # (r,) ascending; (r,)
-        # By bit of ``previous``: zeros before each place, and sums of weights in the order after the bit.
-        self._levels: list[tuple[int, Int64s, Int64s]] = []
-        order = np.arange(len(at))
-        self._sums = _prefix(weights)
-        for bit in range(int(previous.max(initial=0)).bit_length() - 1, -1, -1):
-            one = (previous[order] >> bit & 1).astype(bool)
-            zeros = np.concatenate(([0], np.cumsum(~one)))
-            order = np.concatenate((order[~one], order[one]))
-            self._sums = _prefix(weights[:, order])
-            self._levels.append((bit, zeros, self._sums))
+    start: Int64s  # (n + 1,)
+    time_us: Int64s  # (e,)
+    sums: Int64s  # (1 + LIMBS, e + 1) the number of those before each, and the limbs of their sum
+
+    def total(self, operations: Int64s, until_us: Int64s) -> Int64s:
+        """Return the number of each operation's redeliveries up to ``until_us[i]``, and their sum: (1 + LIMBS, n)."""
+        start, end = self.start[operations], self.start[operations + 1]
+        return self.sums[:, bisect_within(self.time_us, start, end, until_us, after=True)] - self.sums[:, start]
+
+
+@dataclass(frozen=True)
+class RepeatedDeliveries:
+    """Deliveries to n operations of events whose id occurs again, to be compared for redeliveries."""
+
+    n: int
+    spans: list[tuple[Int64s, Spans]]  # spans of events with ids, and the operation of each span
+    # By ``id`` of a segment: ascending positions of events whose id occurs again, and a number for each id.
+    repeated: dict[int, tuple[Int64s, Int64s]]
 
     @staticmethod
-    def of(group: Int64s, event_ids: pa.Array, value: Numbers | None) -> Redeliveries | None:
-        """Find the redeliveries among events in order by group and id (null: no id); None if nothing is repeated."""
-        named, codes, group = _by_id(group, event_ids)
-        same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
-        if not same.any():
-            return None
-        at, previous = named[1:][same], named[:-1][same]
-        order = np.argsort(at)
-        at, previous = at[order], previous[order]
-        weights = np.ones((1, len(at)), np.int64)
-        if value is not None:
-            weights = np.concatenate((weights, limbs_of(addends(value[at]))))
-        return Redeliveries(at, previous, weights)
+    def of(n: int, spans: list[tuple[Int64s, Spans]]) -> RepeatedDeliveries | None:
+        """Find the deliveries to n operations in their spans; None if there are none."""
+        named = [(operation, span) for operation, span in spans if span.segment.event_ids is not None]
+        segments = {id(span.segment): span.segment for _, span in named}
+        repeated = dict(zip(segments, _repeated(list(segments.values())), strict=True))
+        return RepeatedDeliveries(n, named, repeated) if any(len(at) for at, _ in repeated.values()) else None
 
-    def total(self, low: Int64s, high: Int64s) -> Int64s:
-        """Return the number of redeliveries in each range ``low[i] .. high[i] - 1``, then the limbs of their sum."""
-        start, end = self.at.searchsorted(low), self.at.searchsorted(high)
-        total = np.zeros((len(self._sums), len(low)), np.int64)
-        bits = self._levels[0][0] + 1 if self._levels else 0
-        beyond = low >> bits > 0  # no previous place is so late
-        for bit, zeros, sums in self._levels:
-            one = (low >> bit & 1).astype(bool)
-            ones_start, ones_end = zeros[-1] + start - zeros[start], zeros[-1] + end - zeros[end]
-            total += np.where(one, 0, sums[:, ones_end] - sums[:, ones_start])
-            start, end = np.where(one, ones_start, zeros[start]), np.where(one, ones_end, zeros[end])
-        total += self._sums[:, end] - self._sums[:, start]
-        total[:, beyond] = 0
-        return total
+    def counts(self) -> Int64s:
+        """Return the number of deliveries to each operation, (n,)."""
+        counts = np.zeros(self.n, np.int64)
+        for operation, span in self.spans:
+            at, _ = self.repeated[id(span.segment)]
+            np.add.at(counts, operation, at.searchsorted(span.high) - at.searchsorted(span.low))
+        return counts
 
-
-def first_in_ranges(previous: Int64s, starts: Int64s, ends: Int64s, before: Int64s) -> tuple[Int64s, Int64s]:
-    """Find the positions ``starts[i] .. ends[i] - 1`` with ``previous < before[i]``; returns i and position, (m,) each.
-
-    Blocks of positions are halved, and only blocks with a find are read. The cost is log2(positions) for each find, and
-    does not depend on the lengths of the ranges.
-    """
-    least = [previous]
-    while len(least[-1]) > 1:
-        below = least[-1]
-        least.append(np.minimum(below[: len(below) // 2 * 2 : 2], below[1::2]))
-        if len(below) % 2:
-            least[-1] = np.append(least[-1], below[-1])
-    which, block = np.arange(len(starts)), np.zeros(len(starts), np.int64)
-    for level in range(len(least) - 1, -1, -1):
-        holds = (block << level < ends[which]) & ((block + 1) << level > starts[which])
-        holds[holds] = least[level][block[holds]] < before[which[holds]]
-        which, block = which[holds], block[holds]
-        if level:
-            which, block = which.repeat(2), (2 * block).repeat(2)
-            block[1::2] += 1
-    return which, block
+    def redeliveries(self) -> Redeliveries:
+        """Compare the deliveries. Each operation counts the first one of an event; the others are redeliveries."""
+        found = [_laid_out(operation, span, *self.repeated[id(span.segment)]) for operation, span in self.spans]
+        *columns, values = zip(*found, strict=True)
+        operation, code, time_us = map(np.concatenate, columns)
+        value = joined(list(values))
+        order = np.lexsort((value, time_us, code, operation))
+        again = (operation[order][1:] == operation[order][:-1]) & (code[order][1:] == code[order][:-1])
+        later = order[1:][again]
+        later = later[np.lexsort((time_us[later], operation[later]))]
+        sums = np.zeros((1 + LIMBS, len(later) + 1), np.int64)
+        sums[0] = np.arange(len(later) + 1)
+        if any(span.segment.value is not None for _, span in self.spans):
+            np.cumsum(limbs_of(value[later]), axis=1, out=sums[1:, 1:])
+        start = operation[later].searchsorted(np.arange(self.n + 1))
+        return Redeliveries(start, time_us[later], sums)
 
 
-def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
-    """Return ascending positions of the events whose id is in more than one group, and a number for each id."""
-    named, codes, group = _by_id(group, event_ids)
-    groups = np.bincount(codes[is_first(codes) | is_first(group)])
-    shared = groups[codes] > 1
-    at, codes = named[shared], codes[shared]
-    order = np.argsort(at)
-    return at[order], codes[order]
+def _repeated(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
+    """Return positions and id codes of the events of each segment whose id occurs again in any of them."""
+    if len(segments) < 2:
+        return [segment.repeated for segment in segments]
+    at, codes = repeated_ids(pa.concat_arrays([segment.event_ids for segment in segments]))
+    ends = np.cumsum([len(segment) for segment in segments])
+    cuts = at.searchsorted(ends[:-1])
+    starts = ends - np.diff(ends, prepend=0)
+    parts = zip(np.split(at, cuts), np.split(codes, cuts), starts, strict=True)
+    return [(part - start, code) for part, code, start in parts]
 
 
-def _by_id(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s, Int64s]:
-    """Sort events with an id by id, group and place; returns position, a number for the id, and group."""
-    codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
-    named = np.flatnonzero(codes >= 0)
-    named = named[np.lexsort((group[named], codes[named]))]
-    return named, codes[named], group[named]
-
-
-def _prefix(weights: Int64s) -> Int64s:
-    return np.concatenate((np.zeros((len(weights), 1), np.int64), np.cumsum(weights, axis=1)), axis=1)
+def _laid_out(operation: Int64s, span: Spans, at: Int64s, codes: Int64s) -> tuple[Int64s, Int64s, Int64s, Numbers]:
+    """Return operation, code, time and value of the deliveries in spans of the events ``at`` positions."""
+    first = at.searchsorted(span.low)
+    which, owner = expand(first, at.searchsorted(span.high) - first)
+    value = span.segment.value
+    values: Numbers = np.zeros(len(which)) if value is None else addends(value[at[which]])
+    return operation[owner], codes[which], span.segment.time_us[at[which]], values
