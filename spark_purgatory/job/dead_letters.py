@@ -17,7 +17,7 @@ from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.avro_schemas import schemas_of
 from spark_purgatory.job.job_config import DeadLetters, JobConfig
 from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
-from spark_purgatory.job.source_config import FolderSource, KafkaSource
+from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.sink.table.delta_start import check_known
@@ -85,7 +85,7 @@ def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> Dat
     """The rows of CSV or JSON files that do not fit the schema, as a stream."""
     ours = {option.lower() for option in OUR_OPTIONS}
     given = {option: value for option, value in source.options.items() if option.lower() not in ours}
-    reader = spark.readStream.format(source.format).options(**{**given, **OUR_OPTIONS})
+    reader = spark.readStream.format(source.format).options(**{**NEVER_TOO_OLD, **given, **OUR_OPTIONS})
     rows = reader.schema(f"{source.schema_ddl}, {RAW} string").load(source.path)
     fields = {field: F.col(back_ticked(field)) for field in rows.columns if field != RAW}
     if source.format == "json":

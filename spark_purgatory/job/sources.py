@@ -14,7 +14,7 @@ from spark_purgatory.errors import sentence_of
 from spark_purgatory.job.config_file import wrong
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
-from spark_purgatory.job.source_config import FolderSource, KafkaSource
+from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
@@ -48,9 +48,10 @@ def _read(spark: SparkSession, given: InputSection, name: str, is_batch: bool) -
     if isinstance(source, KafkaSource):
         return rows_of(records_of(spark, source, given.names("kafka_headers")), source, name)
     reader: Any = spark.read if is_batch else spark.readStream
-    reader = reader.format(source.format).options(**source.options)
+    reader = reader.format(source.format)
     if isinstance(source, FolderSource):
-        return reader.schema(source.schema_ddl).load(source.path)
+        return reader.options(**{**NEVER_TOO_OLD, **source.options}).schema(source.schema_ddl).load(source.path)
+    reader = reader.options(**source.options)
     return reader.table(source.table) if source.table else reader.load(source.path)
 
 
