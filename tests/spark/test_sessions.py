@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.errors import ConfigError
+from spark_purgatory import Completions, Operations, Purgatory, check_checkpoint, criteria
+from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.engine_driver import microseconds
 from tests.support.now_and_then import each_commit
-from tests.support.streams import Landing
+from tests.support.streams import TIMESTAMP, Landing
 
 ZONE, ANSI, LARGE = "spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.execution.arrow.useLargeVarTypes"
 CASE = "spark.sql.caseSensitive"
@@ -147,6 +149,8 @@ def straight(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> C
     return rows
 
 
+COMPLETIONS = Completions(key="key", time="time", watermark="0 seconds")
+REFUSED = "timeZone: .* written with 'Europe/Berlin', but the session has 'UTC', .*: set it back to 'Europe/Berlin'"
 FEW, FEW_BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 NTZ = {"spark.sql.timestampType": "TIMESTAMP_NTZ"}
 SESSIONS: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
@@ -176,6 +180,30 @@ def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrup
         with settings(spark, wanted):
             run(spark, landing)
     assert outcomes(spark, landing) == straight
+
+
+def test_times_without_a_zone_are_refused_in_another_zone_and_go_on_when_it_is_set_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path)
+    landing.schemas = tuple(  # type: ignore[assignment]
+        pa.schema([(each.name, local if each.type == TIMESTAMP else each.type) for each in schema])
+        for schema, local in zip(landing.schemas, (pa.timestamp("us"), pa.date32()), strict=True)
+    )
+    landing.ddls = (landing.ddls[0].replace("timestamp", "timestamp_ntz"), landing.ddls[1].replace("timestamp", "date"))
+    by_key, day = purgatory(completions=COMPLETIONS, criterion=criteria.any_key(), orphans="none"), date(2024, 10, 28)
+    landing.add([waits("o", 0, 3000)], [])
+    with settings(spark, {ZONE: "Europe/Berlin"}):
+        assert landing.run(spark, by_key) == []
+    landing.add(
+        [waits("clock", 10_000, 10_001)], [{"key": "k-o", "time": day}, {"key": "x", "time": date(2024, 11, 9)}]
+    )
+    with settings(spark, {ZONE: "Etc/UTC"}), pytest.raises(StateMismatchError, match=REFUSED):
+        check_checkpoint(spark, by_key.resolve(*landing.frames(spark)), checkpoint=str(landing.checkpoint))
+    with settings(spark, {ZONE: "Europe/Berlin"}):
+        [outcome] = landing.run(spark, by_key)
+    assert (outcome["id"], outcome["status"]) == ("o", "COMPLETED")
+    assert microseconds(outcome["resolved_at"]) == microseconds(datetime(2024, 10, 27, 23, tzinfo=UTC))
 
 
 @pytest.mark.long

@@ -66,6 +66,7 @@ class EngineSpec:
     case_sensitive: bool = False  # names that differ only in case are two names
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns (not expressions) that `Operations` names
     texts: tuple[tuple[str, str], ...] = ()  # argument, type behind its texts; equal if equal values have one text
+    zone: str | None = None  # the session's time zone, if created, deadline or time is without one and is read in it
     evidence: Evidence | None = None  # None: outcomes carry no events
     event_columns: pa.Schema | None = field(default=None, hash=False)  # the columns kept of events besides key and time
     removed_columns: tuple[str, ...] = ()  # columns that the query gives up (`Operations.removed_columns`)
@@ -170,6 +171,14 @@ def difference(name: str, then: object, now: object) -> str:
     if name == "completions.value" and then == DOUBLE:
         return f"{said}. Its values are rounded to doubles already: cast completions.value to double"
     return f"{said}: {'cast completions.value' if name == 'completions.value' else 'set it back'} to {then!r}{moves}"
+
+
+def other_zone(then: str, now: str) -> str:
+    """Return the text of an error about times without a time zone that would be other instants than before."""
+    return (
+        f"spark.sql.session.timeZone: the checkpoint was written with {then!r}, but the session has {now!r}, in which "
+        f"dates and timestamps without a time zone are other instants: set it back to {then!r}"
+    )
 
 
 def _number_type(scale: object) -> str:

@@ -27,7 +27,7 @@ from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
-from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
+from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
 from spark_purgatory.core.state import event_snapshot, purgatory_snapshot
 from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.frame import decoding
@@ -128,6 +128,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
         columns=pa.schema([pa.field(name, pa.null()) for name in names]) if names else None,
         sources=tuple((argument, tuple(columns)) for argument, columns in facts["sources"].items()),
         texts=tuple(facts["texts"].items()),
+        zone=facts["zone"],
         max_pending=NO_LIMIT,
         max_state_bytes=NO_LIMIT,
     )
@@ -199,6 +200,8 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
     then, now = facts["spec"], spec.fingerprint()
     changed = [name for name in now if then[name] != now[name] and name not in but_for]
     found = [difference(name, then[name], now[name]) for name in changed]
+    if None not in (facts["zone"], spec.zone) and facts["zone"] != spec.zone:
+        found.append(other_zone(facts["zone"], spec.zone))
     found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
         found += payload_of(spec, tables[PAYLOAD], facts["columns"]).differences()
@@ -269,6 +272,7 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
         "roles": dict(spec.roles),
         "sources": dict(spec.sources),
         "texts": dict(spec.texts),
+        "zone": spec.zone,
         "event_columns": None if spec.event_columns is None else spec.event_columns.names,
         "event_value": spec.evidence is not None and spec.evidence.has_value,
         "unvalued_until_us": engine.events.latest_unvalued_us(),

@@ -76,6 +76,17 @@ def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
     return types
 
 
+def reads_zone(operations: TypeOf, completions: TypeOf | None, options: PurgatoryOptions) -> bool:
+    """Return True if the session's time zone decides which instants the created times, deadlines or events have."""
+    config = options.operations
+    kinds = [operations(config.created, "operations.created")]
+    if config.deadline is not None:
+        kinds.append(operations(config.deadline, "operations.deadline"))
+    if completions is not None:
+        kinds.append(completions(options.completions.time, "completions.time"))
+    return any(isinstance(kind, (T.TimestampNTZType, T.DateType)) for kind in kinds)
+
+
 def number_of(operations: TypeOf, completions: TypeOf | None, options: PurgatoryOptions) -> str:
     """Return the type in which values and needs are compared; doubles if no completions are known."""
     value, criterion = options.completions.value, options.criterion

@@ -35,6 +35,8 @@ from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, wit
 from spark_purgatory.spark.operator.query_watch import ticks, warn_inside_foreach_batch, watch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
+ZONE = "spark.sql.session.timeZone"
+UTC_NAMES = dict.fromkeys(("Etc/UTC", "GMT", "Z", "+00:00"), "UTC")  # Other names of one zone
 OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
 
 
@@ -103,10 +105,12 @@ def plan_for(
     type_of_event: field_types.TypeOf | None,
     event_names: Sequence[str],
     case_sensitive: bool = False,
+    zone: str | None = None,
 ) -> Plan:
     """Return the plan for the columns: ``schema`` of the operations, ``event_names`` of the completions.
 
-    Without ``type_of_event`` the completions are unknown. Raises ConfigError for columns that do not fit.
+    Without ``type_of_event`` the completions are unknown. ``zone`` is the session's. Raises ConfigError for columns
+    that do not fit.
     """
     columns = columns_of(schema, case_sensitive)
     carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive)
@@ -141,6 +145,7 @@ def plan_for(
         event_columns=event_columns,
         sources=payload_sources(options.operations, options.scope),
         texts=kept_texts(types, completions or {}),
+        zone=UTC_NAMES.get(zone or "", zone) if field_types.reads_zone(type_of, type_of_event, options) else None,
         removed_columns=options.operations.names_of("removed_columns"),
         deadline_is_sum=options.operations.deadline is None,
         evidence=evidence_of(options),
@@ -271,10 +276,12 @@ class Purgatory(PurgatoryOptions):
             check_inputs(operations, self.operations, completions, self.completions)
         else:
             warn_inside_foreach_batch()
-        case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
+        conf = operations.sparkSession.conf
+        case_sensitive, zone = conf.get("spark.sql.caseSensitive") in ("true", "TRUE"), conf.get(ZONE)
         given, events = Fields(operations, self), Fields(completions, self)
         names = completions.columns
-        plan = plan_for(self, given.type_of, operations.schema, events.type_of, names, case_sensitive=case_sensitive)
+        kinds = given.type_of, operations.schema, events.type_of
+        plan = plan_for(self, *kinds, names, case_sensitive=case_sensitive, zone=zone)
         spec, schema = plan.spec, plan.schema
         if operations.isStreaming:
             watch(self, operations)

@@ -58,7 +58,16 @@ STATEFUL = {
 }
 """Spark's stateful operators that may wait for a watermark: their names in a plan, and the names that users know.
 dropDuplicates keeps state without waiting, so a purgatory after it has its outcomes in time."""
-AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
+AS_IT_IS = (
+    "case_sensitive",
+    "roles",
+    "sources",
+    "texts",
+    "zone",
+    "removed_columns",
+    "deadline_is_sum",
+    "control_events",
+)
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
 ROUTING = ("shards", "host", "route", "name", "ticks")
