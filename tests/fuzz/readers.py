@@ -29,7 +29,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import blob, frame, shard_head, step_log
-from spark_purgatory.core.state.ascii7 import decode, encode
+from spark_purgatory.core.state.blob import decode, encode
 from spark_purgatory.core.state.engine_snapshot import differences, inspect, restore, waiting_schema
 from spark_purgatory.core.state.step_log import ShardState, Step
 from spark_purgatory.errors import StateError, StateMismatchError

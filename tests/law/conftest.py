@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_purgatory.core.engine import ended_ranges, seen_ids
+from spark_purgatory.core.engine import deduplication, orphans
 from spark_purgatory.core.events import event_log
-from spark_purgatory.core.kafka import purgatory, timer_entries, timing_wheel
+from spark_purgatory.core.kafka import purgatory, timing_wheel
 
 FLOORS = [
-    *((module, "FORGET_FLOOR") for module in (event_log, ended_ranges, seen_ids)),
+    *((module, "FORGET_FLOOR") for module in (event_log, orphans, deduplication)),
     (purgatory, "COMPACT_FLOOR"),
     (timing_wheel, "DROP_FLOOR"),
-    (timer_entries, "REBASE_FLOOR"),
+    (timing_wheel, "REBASE_FLOOR"),
 ]
 """Sizes below which an engine does not tidy up."""
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_ranks import number_ranks
-from spark_purgatory.core.engine import deliveries, evidence, relevant_events, resolver
-from spark_purgatory.core.engine.deliveries import Deliveries
+from spark_purgatory.core.engine import evidence, relevant_events, resolver
+from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.engine.relevant_events import EvaluationInput
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.events import event_log
@@ -166,7 +166,7 @@ def largest_of_all(patch: pytest.MonkeyPatch) -> None:
 
 def no_value_is_the_largest(patch: pytest.MonkeyPatch) -> None:
     """An event without a value goes before those that have one."""
-    patch.setattr(deliveries, "number_ranks", lambda column: (ranks := number_ranks(column)) + 99 * (ranks == 0))
+    patch.setattr(evidence, "number_ranks", lambda column: (ranks := number_ranks(column)) + 99 * (ranks == 0))
 
 
 def after_the_deadline(patch: pytest.MonkeyPatch) -> None:

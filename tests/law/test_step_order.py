@@ -25,9 +25,9 @@ import pytest
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.engine import deduplication
-from spark_purgatory.core.engine.deliveries import Deliveries
+from spark_purgatory.core.engine.deduplication import IdRows
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.seen_ids import IdRows
+from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_purgatory.core.state.ascii7 import BLOCK, GROUP, coded_size, decode, encode
+from spark_purgatory.core.state.blob import BLOCK, GROUP, coded_size, decode, encode
 
 
 def test_the_worked_example_of_seven_ones_becomes_eight_127s() -> None:

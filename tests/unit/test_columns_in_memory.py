@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.arrays.growable_texts import GrowableTexts
 from spark_purgatory.core.arrays.held_bytes import held_by_part
 from spark_purgatory.core.arrays.sorted_runs import BLOCK, EMPTY, GROWTH_FLOOR, GrowableArray
-from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.arrays.value_column import GrowableTexts, ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_operations

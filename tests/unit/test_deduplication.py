@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spark_purgatory.core.engine.deduplication import FORGET_FLOOR
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob, write_blob

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.events import extensions
+from spark_purgatory.core.events import control_log
 from spark_purgatory.core.events.event_log import EventSegment, Spans
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -49,8 +49,8 @@ def test_extensions_on_several_keys_and_by_operation_reach_as_far_as_by_hand(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(extensions, "ROUNDS", 1)
-    monkeypatch.setattr(extensions, "MOST_TOGETHER", rng.choice([1, 50, 1 << 19]))
+    monkeypatch.setattr(control_log, "ROUNDS", 1)
+    monkeypatch.setattr(control_log, "MOST_TOGETHER", rng.choice([1, 50, 1 << 19]))
     rows = []
     for i in range(12):
         created = 10_000 + 50 * rng.randrange(40)
@@ -96,10 +96,10 @@ def test_operations_of_the_same_keys_read_their_renewals_together(monkeypatch: p
 
 
 def test_times_far_before_1970_are_put_together_without_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "ROUNDS", 1)
+    monkeypatch.setattr(control_log, "ROUNDS", 1)
     before, keys = -(2**62), pa.array(["a", "b"])
     segment = EventSegment.build(
         keys, np.array([0, 1 << 40]), np.array([before, before + 5]), np.array([5, MAX_TIME_US])
     )
     spans = Spans(segment, np.array([0, 0]), segment.start[:-1], segment.start[:-1], segment.start[1:])
-    assert extensions.extended([spans], np.array([before])).tolist() == [before + 5 + MAX_TIME_US]
+    assert control_log.extended([spans], np.array([before])).tolist() == [before + 5 + MAX_TIME_US]

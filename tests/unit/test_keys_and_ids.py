@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from spark_purgatory.core.arrays import value_column as keys
 from spark_purgatory.core.arrays.sorted_runs import by_first
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS, ValueColumn, hash_keys, mix64
-from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR, IdRows, SeenIds
+from spark_purgatory.core.engine.deduplication import FORGET_FLOOR, IdRows, SeenIds
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec

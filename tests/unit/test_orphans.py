@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.engine.ended_ranges import PLAIN, EndedRanges, united
-from spark_purgatory.core.engine.orphan_rows import shown
+from spark_purgatory.core.engine.orphans import PLAIN, EndedRanges, shown, united
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
 from spark_purgatory.core.spec import criteria

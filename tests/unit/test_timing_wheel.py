@@ -21,8 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.kafka.timer_entries import NEAR_TICKS, REBASE_FLOOR
-from spark_purgatory.core.kafka.timing_wheel import DROP_FLOOR, SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import DROP_FLOOR, NEAR_TICKS, REBASE_FLOOR, SystemTimer
 from spark_purgatory.errors import ConfigError
 from tests.conformance.kafka_purgatory import bucket_ms, clocks_ms, level_of
 

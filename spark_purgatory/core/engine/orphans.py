@@ -7,29 +7,199 @@ count it. It is then compared with the operations that still wait, and becomes a
 With ``orphans="control"`` only control events are kept. With "all", all events are kept with *marks* (`EventMark`) for
 the reason: an operation that leaves marks the events in its time range that it did not count, and `EndedRanges` keeps
 the range for events to come.
+
+**Ended ranges.** Events in the time range of an operation that ended before its deadline came too late. The range of an
+operation on one of its keys is ``from_us <= time <= deadline``. It is kept in an `EventLog` with its start as time and
+its end as value. A time is in a range if the largest end of the ranges that start at or before it is not before it. For
+example, the ranges of a key::
+
+    start               10   12   40
+    largest end so far  30   30   50     30 is in a range (10 to 30), 31 to 39 are in none, 45 is in one
+
+Once the watermark reaches the end of a range, an event in it is late, and the range is not needed any more.
+
+**Rows.** An ORPHAN row is null in the operation's columns and has the event in its reason. The texts of a completion on
+key a and of a cancel that names operation o::
+
+    cancel on key a for operation o found no operation pending          orphans="control"
+    complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
+    complete on key null counted for no operation: rejected, the key is null
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
-from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
-from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.engine.ended_ranges import EndedRanges
-from spark_purgatory.core.engine.orphan_rows import rows_of, rows_of_rejected
-from spark_purgatory.core.engine.outcomes import OutcomeBatch
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
+from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
+from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, OutcomeBatch, structs_of, unwatched, without_prefix
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
-from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, split_pairs
-from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
+from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, pair_of, split_pairs
+from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment, Spans
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind, EventMark, among
+from spark_purgatory.core.spec.codes import KINDS, EventKind, EventMark, EventRejection, Status, among
 from spark_purgatory.core.spec.criteria import ADDING
 from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+REASONS = (  # Reasons why an event counted for no operation. The first mark that an event has gives its reason
+    (EventMark.LATE, "late"),
+    (EventMark.ENDED, "already ended"),
+    (EventMark.NOT_TAKEN, "not taken"),
+    (EventMark.PAST, "past deadline"),
+)
+NO_OPERATION = "no such operation"  # the reason of an event without these marks
+NOT_PENDING = "not_pending"  # the code of every reason if events have no marks
+
+
+def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
+    """Return the rows of the events of one log."""
+    ids, keys = split_pairs(segment.group_keys) if key.is_named else (None, segment.group_keys)
+    of_event = pa.array(segment.group)
+    # Keys and ids are written once for each key.
+    of_key = _event(pa.repeat(KINDS[key.kind], len(keys)), keys, ids, spec)
+    event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
+    carried = _carried(event, pa.array(segment.time_us), segment, spec)
+    if spec.orphans != "all":
+        reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")
+        return unwatched(
+            Status.ORPHAN, segment.time_us, reasons=reasons, codes=pa.repeat(NOT_PENDING, len(event)), **carried
+        )
+    assert segment.value is not None, "bug: an event without marks"
+    marks = segment.value
+    why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
+    reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
+    codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
+    reasons = _with_reason(texts, reasons.take(pa.array(why)))
+    late = (marks & EventMark.LATE) > 0
+    return unwatched(Status.ORPHAN, segment.time_us, late, reasons=reasons, codes=codes, **carried)
+
+
+def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
+    """Return the rows of rejected events."""
+    codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
+    kinds = pa.array([*KINDS, None]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
+    event, faults = _event(kinds, events.keys, events.operation_ids, spec), pa.array(events.rejection)
+    reasons = pa.array([f"rejected, {rejection.reason}" for rejection in EventRejection]).take(faults)
+    names = pa.array([rejection.name.lower() for rejection in EventRejection]).take(faults)
+    dated = events.time_us != MIN_TIME_US
+    late = (events.time_us <= watermark_us) & dated
+    carried = _carried(event, pa.array(events.time_us, mask=~dated), events, spec)
+    reasons = _with_reason(_texts(event), reasons)
+    return unwatched(Status.ORPHAN, events.time_us, late, reasons=reasons, codes=names, dated=dated, **carried)
+
+
+def _carried(
+    event: pa.StructArray, times_us: pa.Array, events: EventSegment | EventArrivals, spec: EngineSpec
+) -> dict[str, Any]:
+    """Return the columns that ORPHANs have of their events; ``event`` has `EVENT_FIELDS`."""
+    if spec.evidence is None:
+        return {"event": event}
+    structs = structs_of(event.field("event_key"), times_us, events.event_ids, events.columns, spec)
+    return {"event": event, "evidence": {"event": structs}}
+
+
+def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(texts, reasons, " counted for no operation: ")
+
+
+def _event(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.StructArray:
+    """Return kind, key and operation of events, (n,), without the partition's value before keys and ids."""
+    named = pa.nulls(len(keys), pa.string()) if ids is None else shown(ids, spec.id_prefix)
+    return pa.StructArray.from_arrays([kinds, shown(keys, spec.key_prefix), named], fields=list(EVENT_FIELDS))
+
+
+def _texts(event: pa.StructArray) -> pa.Array:
+    """Return texts of the kind, key and operation of events, (n,); a null key is written as null."""
+    kinds, keys, ids = event.flatten()
+    texts = pc.binary_join_element_wise(kinds.fill_null("event"), keys.fill_null("null"), " on key ")
+    return pc.coalesce(pc.binary_join_element_wise(texts, ids, " for operation "), texts)
+
+
+def shown(values: pa.Array, prefix: int) -> pa.Array:
+    """Return keys or ids as users know them, without the value of their partition."""
+    values = without_prefix(values, prefix)
+    if pa.types.is_string(values.type):
+        return values
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+PLAIN, NAMED = LogKey(EventKind.COMPLETE, False), LogKey(EventKind.COMPLETE, True)
+
+
+class EndedRanges:
+    """Ranges by key and, if events may name an operation, by operation and key."""
+
+    def __init__(self) -> None:
+        self.logs: dict[LogKey, EventLog] = {}
+
+    def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
+        """Add the ranges of watch entries whose operations end, (m,), unless the watermark has passed them."""
+        ahead = np.flatnonzero((until_us > watermark_us) & (until_us >= from_us))
+        if not len(ahead):
+            return
+        keys = targets.keys.take(targets.entries[ahead])
+        times = from_us[ahead], until_us[ahead]
+        self._append(PLAIN, EventSegment.build(keys, targets.hashes[ahead], *times))
+        if targets.ids is not None:
+            owner = targets.owner[ahead]
+            ids = targets.ids.take(owner)
+            self._append(NAMED, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
+            if targets.whole:
+                self._append(NAMED, EventSegment.build(pair_of(ids, None), targets.id_hash[owner], *times))
+
+    def _append(self, key: LogKey, segment: EventSegment) -> None:
+        self.logs.setdefault(key, EventLog()).append(segment)
+
+    def contain(self, segment: EventSegment, is_named: bool) -> Bools:
+        """Flag the events in a range, (E,) bool; the keys of ``is_named`` events are those of `pair_of`."""
+        inside = np.zeros(len(segment), bool)
+        log = self.logs.get(NAMED if is_named else PLAIN)
+        if log is not None:
+            always = np.full(len(segment), MIN_TIME_US)
+            keys = ValueColumn([segment.group_keys])
+            for span in log.spans(keys, segment.group, segment.hashes, always, segment.time_us):
+                largest_end_us = span.segment.running_max[span.high - 1]
+                inside[span.owner[largest_end_us >= segment.time_us[span.owner]]] = True
+        return inside
+
+    def forget(self, watermark_us: int) -> None:
+        """Forget ranges that the watermark has passed and unite those of a key, if a fifth are passed or the number of
+        ranges has doubled since.
+        """
+        for log in self.logs.values():
+            passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)
+            left = len(log) - passed
+            if passed > left // 4 + FORGET_FLOOR or left > 2 * log.kept + FORGET_FLOOR:
+                [segment] = log.merged()
+                few = united(segment.where(_ends(segment) > watermark_us))
+                log.segments, log.kept = [few] if len(few) else [], len(few)
+        self.logs = {key: log for key, log in self.logs.items() if len(log)}
+
+
+def united(ranges: EventSegment) -> EventSegment:
+    """Unite the ranges of a key that overlap, so that a hot key has few of them."""
+    largest_end_us = ranges.running_max
+    begins = np.ones(len(ranges), bool)
+    begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]
+    begins[ranges.start[:-1]] = True
+    last = np.append(np.flatnonzero(begins)[1:], len(ranges)) - 1 if len(ranges) else EMPTY
+    return replace(ranges.where(begins), value=largest_end_us[last])
+
+
+def _ends(ranges: EventSegment) -> Int64s:
+    assert ranges.value is not None, "bug: a range without an end"
+    return ranges.value
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, GrowableArray, Int64s
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_BITS, ROW_MASK, Bools, GrowableArray, Int64s, SortedRuns
 from spark_purgatory.core.arrays.times import tick_up_ms
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -23,18 +23,111 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.engine.payload import TIMES
 from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog
-from spark_purgatory.core.kafka.purgatory import WAITING
-from spark_purgatory.core.kafka.timing_wheel import UNARMED
+from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
+from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
-from spark_purgatory.core.state import event_snapshot, purgatory_snapshot
+from spark_purgatory.core.state import event_snapshot
 from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.frame import decoding
 from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
+
+Numbers = dict[str, int]
+
+
+def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
+    """Return counts and clocks."""
+    wheel = purgatory.timer.wheel
+    numbers = {"ended": purgatory.ended, "estimated_total": purgatory.estimated_total}
+    return {**numbers, "wheel_clock": wheel.clock, "wheel_levels": len(wheel.spans)}
+
+
+def restore_counts(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays) -> None:
+    """Restore the rows' states and the number that has ended."""
+    purgatory.state = GrowableArray(arrays["rows.state"])
+    purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
+
+
+def save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
+    """Save each run under its number, with prefixes and rows apart, which packs closer."""
+    for i, run in enumerate(runs.runs):
+        arrays[f"{name}.{i}.prefix"], arrays[f"{name}.{i}.row"] = run >> ROW_BITS, run & ROW_MASK
+
+
+def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
+    """Restore the runs that `save_runs` saw."""
+    runs: list[Int64s] = []
+    while (prefix := arrays.get(f"{name}.{len(runs)}.prefix")) is not None:
+        runs.append((prefix << ROW_BITS) | arrays[f"{name}.{len(runs)}.row"])
+    return SortedRuns(runs)
+
+
+def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
+    """Save a column of keys, chunk by chunk."""
+    keys.merge()
+    if keys.chunks:
+        tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
+
+
+def restore_keys(name: str, tables: Tables) -> ValueColumn:
+    """Restore the keys that `save_keys` saw."""
+    return ValueColumn.restored([batch.column(0) for batch in tables.get(name, [])])
+
+
+def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
+    """Save the watch lists without their keys; ``waiting`` are flags of rows, (rows,) bool."""
+    listed = watchers.listed.values
+    if not np.array_equal(listed, watchers.entries_among(waiting)):
+        arrays["watch.listed"] = listed
+    if watchers.rows != len(listed):
+        arrays["watch.first_entry"] = watchers.first_entry
+    save_runs("watch.run", watchers.index, arrays)
+
+
+def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
+    """Restore the watch lists that `save_watchers` saw."""
+    # Without this array, operations have one key each: entry and row are the same number.
+    watchers.set_first_entry(arrays.get("watch.first_entry", np.arange(len(waiting) + 1)))
+    listed = arrays.get("watch.listed", watchers.entries_among(waiting))
+    watchers.listed = GrowableArray(listed)
+    watchers.watched = int(np.count_nonzero(listed))
+    watchers.index = restore_runs("watch.run", arrays)
+    # An entry that was never listed belongs to an operation that has ended, and its hash is not needed again.
+    hashes = np.zeros(len(listed), np.int64)
+    for run in watchers.index.runs:
+        hashes[run & ROW_MASK] = run & ~ROW_MASK
+    watchers.hashes = GrowableArray(hashes)
+
+
+def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) -> None:
+    """Save the timer without its runs, which are sorted again; ``usual_tick`` has ticks of rows that did not move."""
+    if usual_tick is None or not np.array_equal(timer.armed_tick.values, usual_tick):
+        armed = timer.armed_tick.values != UNARMED
+        arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]
+    arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
+
+
+def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | None, arrays: Arrays) -> None:
+    """Restore the timer that `save_timer` saw."""
+    wheel, levels = timer.wheel, numbers["wheel_levels"]
+    wheel.clock = numbers["wheel_clock"]
+    wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
+    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
+    armed_tick = usual_tick
+    if armed_tick is None or "timer.armed" in arrays:
+        armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
+        armed_tick[arrays["timer.armed"]] = arrays["timer.tick"]
+    timer.armed_tick = GrowableArray(armed_tick)
+    rows = np.flatnonzero(armed_tick != UNARMED)
+    timer.size = len(rows)
+    if len(rows):
+        timer.entries.add(armed_tick[rows], rows)
+
 
 PAYLOAD = "rows.payload"  # the table of the operations' own columns
 NO_LIMIT = (1 << 63) - 1
@@ -48,14 +141,14 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     tables: Tables = {}
     _save_rows(engine, arrays, tables)
     watchers, ids = engine.purgatory.watchers, engine.deduplication.ids
-    purgatory_snapshot.save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
+    save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
     if engine.spec.role("keys") is None:
-        purgatory_snapshot.save_keys("watch.keys", watchers.keys, tables)
-    purgatory_snapshot.save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
-    purgatory_snapshot.save_runs("ids.run", ids.index, arrays)
+        save_keys("watch.keys", watchers.keys, tables)
+    save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
+    save_runs("ids.run", ids.index, arrays)
     arrays["ids.deadline_us"] = ids.deadline_us.values
     for i, column in enumerate(ids.columns):
-        purgatory_snapshot.save_keys(f"ids.{i}", column, tables)
+        save_keys(f"ids.{i}", column, tables)
     logs = [("log", engine.events.log), *((f"logs.{n}", log) for n, (_, log) in enumerate(_other_logs(engine)))]
     for name, log in logs:
         for i, segment in enumerate(log.segments):
@@ -168,14 +261,14 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
     engine.completion.watermark_ms = counts["watermark_ms"]
     engine.outcomes.tally = Tally(**facts["tally"])
     _restore_rows(engine, arrays, tables)
-    purgatory_snapshot.restore_counts(purgatory, counts, arrays)
-    purgatory_snapshot.restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
+    restore_counts(purgatory, counts, arrays)
+    restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
     if spec.role("keys") is None:
-        purgatory.watchers.keys = purgatory_snapshot.restore_keys("watch.keys", tables)
-    purgatory_snapshot.restore_timer(purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
-    ids.index = purgatory_snapshot.restore_runs("ids.run", arrays)
+        purgatory.watchers.keys = restore_keys("watch.keys", tables)
+    restore_timer(purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
+    ids.index = restore_runs("ids.run", arrays)
     ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
-    ids.columns = [purgatory_snapshot.restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
+    ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
 
     def restored_log(name: str, segments: int, kept: int) -> EventLog:
         parts = (f"{name}.{i}" for i in range(segments))
@@ -200,7 +293,7 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
     then, now = facts["spec"], spec.fingerprint()
     changed = [name for name in now if then[name] != now[name] and name not in but_for]
     found = [difference(name, then[name], now[name]) for name in changed]
-    if None not in (facts["zone"], spec.zone) and facts["zone"] != spec.zone:
+    if facts["zone"] is not None and spec.zone is not None and facts["zone"] != spec.zone:
         found.append(other_zone(facts["zone"], spec.zone))
     found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
@@ -263,7 +356,7 @@ def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventL
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
     log = engine.events.log
-    counts = purgatory_snapshot.purgatory_numbers(engine.purgatory)
+    counts = purgatory_numbers(engine.purgatory)
     counts = {"watermark_ms": engine.watermark_ms, **counts, "segments": len(log.segments), "log_kept": log.kept}
     spec, kind = engine.spec, engine.rows.payload.kind
     return {
@@ -311,7 +404,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     if len(engine.deduplication.undecided):
         arrays["rows.undecided"] = engine.deduplication.undecided
         arrays["rows.undecided_hash"] = engine.deduplication.undecided_hash
-    purgatory_snapshot.save_keys("rows.ids", rows.own_ids, tables)
+    save_keys("rows.ids", rows.own_ids, tables)
     rows.payload.merge()
     if rows.payload.chunks:
         tables[PAYLOAD] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
@@ -341,7 +434,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
     engine.deduplication.undecided = arrays.get("rows.undecided", EMPTY)
     engine.deduplication.undecided_hash = arrays.get("rows.undecided_hash", EMPTY)
     if engine.spec.keeps_ids:
-        rows.own_ids = purgatory_snapshot.restore_keys("rows.ids", tables)
+        rows.own_ids = restore_keys("rows.ids", tables)
     if "rows.from_us" in arrays:
         rows.from_us = arrays["rows.from_us"]
 

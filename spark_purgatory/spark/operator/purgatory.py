@@ -280,8 +280,15 @@ class Purgatory(PurgatoryOptions):
         case_sensitive, zone = conf.get("spark.sql.caseSensitive") in ("true", "TRUE"), conf.get(ZONE)
         given, events = Fields(operations, self), Fields(completions, self)
         names = completions.columns
-        kinds = given.type_of, operations.schema, events.type_of
-        plan = plan_for(self, *kinds, names, case_sensitive=case_sensitive, zone=zone)
+        plan = plan_for(
+            self,
+            type_of=given.type_of,
+            schema=operations.schema,
+            type_of_event=events.type_of,
+            event_names=names,
+            case_sensitive=case_sensitive,
+            zone=zone,
+        )
         spec, schema = plan.spec, plan.schema
         if operations.isStreaming:
             watch(self, operations)
