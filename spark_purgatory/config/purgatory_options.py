@@ -37,7 +37,7 @@ class PurgatoryOptions(Options):
     completions: Completions
     criterion: Criterion | ByRow
     emit: Literal["early", "final"] = "early"
-    shards: int | None = 8
+    shards: int = 8
     lookback: Duration = "0 seconds"
     max_future: Duration = "1 day"
     tick: Duration = "1 millisecond"
@@ -101,8 +101,8 @@ class PurgatoryOptions(Options):
                     f"{side.section}outcomes_of={side.outcomes_of!r} must be the Purgatory whose outcomes the input is"
                 )
         super().__post_init__()
-        if self.shards is not None and self.shards > MAX_SHARDS:
-            raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
+        if self.shards > MAX_SHARDS:
+            raise ConfigError(f"shards={self.shards!r} must be between 1 and {MAX_SHARDS}")
         if self.us_of("tick") < 1000:
             raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
         if self.completions.value is None and isinstance(self.criterion, Criterion) and self.criterion.reads_values:

@@ -98,8 +98,8 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
     if len(counts) > 1:
         yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
     else:
-        yield Finding("shards", f"shards={wanted or None}; {len(sound):,} have a state")
-        if why := too_many(states.partitions, wanted or None, cores_of(states.whole.sparkSession)):
+        yield Finding("shards", f"shards={wanted}; {len(sound):,} have a state")
+        if why := too_many(states.partitions, wanted, cores_of(states.whole.sparkSession)):
             yield note("state partitions", why)
     yield Finding("state format", f"version {VERSION}")
     yield Finding("settings of the query", settings_text(json.loads(spec)))

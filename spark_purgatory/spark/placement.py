@@ -7,43 +7,31 @@ Then shard s is in partition s mod n for every n, and no label depends on a sett
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 PARTITIONS = "spark.sql.shuffle.partitions"  # Fixes the number of a query's state partitions at its first start
 SEED = 42
 C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
-GROUPS_A_CORE = 2  # If every key is a group: hashes fill partitions unevenly, and a free core takes another
 
 
-def state_partitions(shards: int | None, cores: int | None) -> int | None:
-    """Return the number of state partitions for a query's first start; None leaves it to Spark.
+def state_partitions(shards: int, cores: int | None) -> int:
+    """Return the number of state partitions for a query's first start.
 
     Each one is a task and a state store in every micro-batch, for the life of the checkpoint. More than ``shards``
     would be empty, more than ``cores`` would not run at the same time. ``cores`` is the most that there may ever be,
     None if a cluster may grow.
     """
-    if shards is None:
-        return None if cores is None else GROUPS_A_CORE * cores
     return shards if cores is None else min(shards, cores)
 
 
-def most_shards(shards: Iterable[int | None]) -> int | None:
-    """Return the most shards of a query's purgatories, which have the same number of state partitions."""
-    each = list(shards)
-    return None if None in each else max(number or 0 for number in each)
-
-
-def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
+def too_many(partitions: int, shards: int, cores: int | None) -> str:
     """Return a warning if more than half of the state partitions are useless, else ""."""
-    useful = state_partitions(shards, cores)
-    if useful is None or partitions <= 2 * (shards or useful):
+    if partitions <= 2 * shards:
         return ""
-    groups = "a group for each key" if shards is None else f"{shards} shards"
+    useful = state_partitions(shards, cores)
     return (
-        f"{partitions} state partitions for {groups}: each micro-batch runs a task and commits a state store for every "
-        "one of them, empty or not; 200 take more than ten times the CPU of 2. The "
+        f"{partitions} state partitions for {shards} shards: each micro-batch runs a task and commits a state store "
+        "for every one of them, empty or not; 200 take more than ten times the CPU of 2. The "
         "checkpoint keeps the number: stop the query and move the checkpoint with spark-purgatory move --partitions "
         f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream; for "
         f"any other start set {PARTITIONS} = {useful} before the first one"

@@ -167,11 +167,6 @@ def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(
 
 
 @pytest.mark.long
-def test_where_every_key_is_a_group_there_are_two_partitions_for_each_core(bare: SparkSession, tmp_path: Path) -> None:
-    assert partitions_of(write(landed(tmp_path), bare, given=purgatory(shards=None))) == {2 * CORES}
-
-
-@pytest.mark.long
 def test_chained_purgatories_have_the_partitions_of_the_one_with_more_shards(
     bare: SparkSession, tmp_path: Path
 ) -> None:

@@ -135,17 +135,6 @@ def test_sockets_are_only_where_their_path_is_not_too_long(monkeypatch: pytest.M
         assert unix_sockets(folder) == {}
 
 
-def test_a_group_a_key_gives_the_same_as_shards(spark: SparkSession, tmp_path: Path) -> None:
-    landing = Landing(tmp_path).add(
-        [operation(f"o{i}", deadline=i + 1) for i in range(9)], [event(f"o{i}", 4) for i in range(9)]
-    )
-    landing.add([operation("clock", 60, 90)], [event("x", 60)])
-    sharded = landing.run(spark, purgatory())
-    alone = Landing(tmp_path, "alone").run(spark, purgatory(shards=None))
-    assert statuses(sharded) == statuses(alone)
-    assert sorted(statuses(alone).values()) == ["COMPLETED"] * 6 + ["EXPIRED"] * 3
-
-
 def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSession, tmp_path: Path) -> None:
     operations = [operation(f"o{i}", keys=["left", "right", f"own-{i}"]) for i in range(6)]
     landing = Landing(tmp_path).add(

@@ -237,7 +237,7 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
             purgatory={
                 "criterion": {"by_row": {"rule": "rule", "need": "need", "levels": "levels"}},
                 "emit": "final",
-                "shards": None,
+                "shards": 9,
                 "lookback": "1 minute",
                 "max_future": "2 days",
                 "tick": "5 ms",
@@ -269,7 +269,7 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
         ),
         criterion=criteria.by_row("rule", "need", "levels"),
         emit="final",
-        shards=None,
+        shards=9,
         lookback="1 minute",
         max_future="2 days",
         tick="5 ms",

@@ -35,7 +35,7 @@ def purgatory(**changes: Any) -> Purgatory:
     ],
 )
 def test_an_object_is_shown_as_it_is_written_and_can_be_pasted(criterion: Any) -> None:
-    given = purgatory(criterion=criterion, shards=None, emit="final")
+    given = purgatory(criterion=criterion, shards=9, emit="final")
     assert eval(repr(given), {**NAMES}) == given
     assert "max_future" not in repr(given) and max(map(len, repr(given).splitlines())) <= 88
     sink = RecordAccumulator(path="/lake/outcomes", linger="1 minute")

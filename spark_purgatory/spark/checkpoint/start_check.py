@@ -25,7 +25,7 @@ from spark_purgatory.spark.checkpoint.local_disk import without_processes
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
-from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
+from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, told
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
@@ -96,7 +96,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
         # Spark may refuse its reader of states and still run the query, whose shards compare their own state.
         said = "the state in %s could not be compared with the query before it starts: %s"
         LOG.warning(said, errors.without_login(checkpoint), sentence_of(error))
-    shards = most_shards(each.shards for each in queries)
+    shards = max(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
 
     def chosen() -> dict[str, str]:
@@ -127,12 +127,12 @@ def _check(
             f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {stored.HERE} "
             f"in this one. Spark 4.0 and later releases do not share it: start it with the earlier Spark, {MOVES}"
         )
-    found = stored.told_by_states(states.whole, partial(_differences, query.spec, query.shards or 0))
+    found = stored.told_by_states(states.whole, partial(_differences, query.spec, query.shards))
     for fault, text in found:
         if fault is not None:
             raise errors.again(fault, text)
     refuse(text for _, text in found)
-    shards = most_shards(query.shards for query in queries)
+    shards = max(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
     return states

@@ -33,7 +33,7 @@ def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
 
 
 def stream_function(
-    spec: EngineSpec, shards: int | None, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
+    spec: EngineSpec, shards: int, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
 ) -> StreamFunction:
     """Return the function for `blob_hosted`."""
 
@@ -41,10 +41,10 @@ def stream_function(
         prepare_worker()
         clock_ms = calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms)
         step = calls.step_of(calls.rows_in(frames), clock_ms, broadcast)
-        engine = restore(spec, state.get[0], shards or 0) if state.exists else EventTimePurgatory(spec)
+        engine = restore(spec, state.get[0], shards) if state.exists else EventTimePurgatory(spec)
         before = calls.counts_of(engine.outcomes.tally)
         outcomes = take_step(engine, step)
-        blob = save(engine, shards or 0)
+        blob = save(engine, shards)
         state.update((blob,))
         set_timeout(state, engine.next_due_ms(), clock_delay_ms)
         yield _result(outcomes, calls.added(engine.outcomes.tally, before), len(blob))

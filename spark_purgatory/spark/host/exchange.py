@@ -50,11 +50,10 @@ def unix_sockets(folder: str) -> dict[str, str]:
 
 
 def exchanged(
-    rows: DataFrame, side: int, shards: int | None, broadcast: bool = False, columns: pa.Schema | None = None
+    rows: DataFrame, side: int, shards: int, broadcast: bool = False, columns: pa.Schema | None = None
 ) -> DataFrame:
     """Return the rows of an input, packed by `packer`."""
-    ddl = f"shard {'bigint' if shards is None else 'int'}, side tinyint, blob binary"
-    return rows.mapInArrow(packer(side, shards, broadcast, columns), ddl)
+    return rows.mapInArrow(packer(side, shards, broadcast, columns), "shard int, side tinyint, blob binary")
 
 
 def by_shard(packed: DataFrame) -> GroupedData:
@@ -67,15 +66,13 @@ def by_shard(packed: DataFrame) -> GroupedData:
     return packed.select("shard", "side", "blob", marker).groupBy("shard")
 
 
-def packer(
-    side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
-) -> Callable[[Batches], Batches]:
+def packer(side: int, shards: int, broadcast: bool, columns: pa.Schema | None = None) -> Callable[[Batches], Batches]:
     """Return the function for ``mapInArrow`` that packs an input's rows, with ``ahead`` where ``guarded`` is null.
 
-    With ``shards`` None every hash is a group. With ``broadcast`` every shard gets all rows. ``columns`` are the
+    With ``broadcast`` every shard gets all rows. ``columns`` are the
     payload's. Blobs have the types of `plain`, whatever the session's settings are.
     """
-    labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
+    labels = np.array([shard_label(shard) for shard in range(shards)], np.int32)
     payload = {} if columns is None else {field.name: field for field in sent(columns)}
 
     def pack(batches: Batches) -> Batches:
@@ -103,27 +100,24 @@ def packer(
     return pack
 
 
-def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> Batches:
+def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray, broadcast: bool) -> Batches:
     table = pa.Table.from_batches(batches).combine_chunks()
     route = table.column(_route_index(table.schema)).combine_chunks().to_numpy()
     ahead = table.column("guarded").is_null()
     names = [name for name in table.column_names if name not in ("route", "guarded")]
     table = table.select(names).append_column("ahead", ahead)
-    if labels is None:
-        groups, shard = np.unique(route, return_inverse=True)
-    else:
-        groups, shard = labels, (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
-    if broadcast or len(groups) == 1:
+    shard = (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
+    if broadcast or len(labels) == 1:
         whole = _blobs(table, [0], [len(table)])
-        for i in range(len(groups)):
-            yield _rows(groups[i : i + 1], side, whole)
+        for i in range(len(labels)):
+            yield _rows(labels[i : i + 1], side, whole)
         return
     order = np.argsort(shard, kind="stable")
     table = table.take(pa.array(order))
-    ends = np.cumsum(np.bincount(shard, minlength=len(groups)))
+    ends = np.cumsum(np.bincount(shard, minlength=len(labels)))
     starts = ends - np.diff(ends, prepend=0)
     used = np.flatnonzero(ends > starts)
-    yield _rows(groups[used], side, _blobs(table, starts[used].tolist(), ends[used].tolist()))
+    yield _rows(labels[used], side, _blobs(table, starts[used].tolist(), ends[used].tolist()))
 
 
 def _route_index(schema: pa.Schema) -> int:

@@ -40,7 +40,7 @@ FAILPOINTS = tuple(  # The points where a crash could matter, each an argument o
 class LogHostOptions:
     """The host's settings next to the engine's spec."""
 
-    shards: int  # The number of shards; 0 if every key has a group of its own
+    shards: int
     max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
     clock_delay_ms: int = 0  # How far the engines' clock is behind Spark's watermark

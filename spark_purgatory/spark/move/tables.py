@@ -291,7 +291,7 @@ class Importing:
             operations = self._evolved(operations, "operation", payload_of)
         if events is not None and self.spec.event_columns is not None:
             events = self._evolved(events, "columns", carried_of)
-        first = 0 if self.shards is None else shard_label(0)
+        first = shard_label(0)
         history = self.history if int(key[0]) == first else None
         return engine_from_tables(self.spec, ShardTables(operations, events, tables["ids"]), self.watermark_ms, history)
 

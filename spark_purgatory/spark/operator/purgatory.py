@@ -57,10 +57,6 @@ def _check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colu
 def _is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
     """Return True if every shard is sent every event. Raises ConfigError if that cannot work."""
     broadcast = several_keys and options.shards != 1 and options.scope is None
-    if broadcast and options.shards is None:
-        raise ConfigError(
-            "shards=None routes by key, but these operations have several keys: give a number of shards, or scope="
-        )
     if broadcast and options.orphans != "none":
         raise ConfigError(
             f"orphans={options.orphans!r} cannot work if operations have several keys, because each shard gets all "
@@ -178,7 +174,7 @@ class Purgatory(PurgatoryOptions):
         emit: When an outcome is emitted: "early", in the micro-batch that first meets its criterion; "final", once no
             earlier event can arrive, so that the table does not depend on the order of arrival.
         shards: The number of groups over which operations are spread by key (docs/choosing.md). The checkpoint fixes
-            it. With None every key is a group, which suits a few busy keys.
+            it.
         lookback: An event counts if it is at most this much earlier than the operation's created time.
         max_future: Rows further ahead of processing time than this are rejected and do not move the watermark.
         tick: Deadlines are rounded up to a multiple of it, at least 1 millisecond.
@@ -295,7 +291,7 @@ class Purgatory(PurgatoryOptions):
         left = operations_input(given, spec, plan.several_keys, heartbeats)
         right = events_input(events, spec.number, heartbeats)
         check_local_workers(operations.sparkSession)
-        sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
+        sent = Broadcast(self.shards, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
         packed = exchanged(left, OPERATIONS, self.shards, columns=spec.columns)
         packed = packed.unionByName(exchanged(right, EVENTS, self.shards, plan.is_broadcast, spec.event_columns))
         exclude = self.operations.names_of("exclude")
@@ -322,7 +318,7 @@ class Purgatory(PurgatoryOptions):
             check_log_host(packed.sparkSession)
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 
-            options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
+            options = LogHostOptions(self.shards, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
             results = log_hosted(groups, LogHost(spec, options), PandasLogHost(spec, options))
         else:
             check_blob_host(packed.sparkSession)

@@ -21,7 +21,7 @@ from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.schema import COUNTERS, rejected_text
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.operator.stream_plan import Query, queries_in
-from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
+from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
 from spark_purgatory.spark.query_listener import QueryListener, plan_of_query
 from spark_purgatory.spark.storage.spark_access import cores_of
 
@@ -85,7 +85,7 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         _watch.cores = cores_of(spark)
         spark.streams.addListener(_watch)
     if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
-        LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)) or 8)
+        LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)))
     if requirements.runs_only_with_rows(spark) and not ticks(options):
         LOG.warning("%s is false: %s", requirements.NO_DATA, requirements.ONLY_WITH_ROWS)
 
@@ -148,7 +148,7 @@ class _QueryWatch(QueryListener):
     def _look_at_partitions(self, progress: Any, seen: Counter[str], counted: dict[str, dict[str, Any]]) -> None:
         found = max((operator.numShufflePartitions for operator in progress.stateOperators), default=0)
         queries = self._queries.get(str(progress.runId), {}).values()
-        shards = most_shards(query.shards for query in queries)
+        shards = max((query.shards for query in queries), default=0)
         if queries and (why := too_many(found, shards, self.cores)) and _is_first(seen, "partitions"):
             LOG.warning("query %s: %s", progress.name or progress.id, why)
 

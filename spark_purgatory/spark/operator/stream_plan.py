@@ -93,7 +93,7 @@ class Query:
     """The properties of a purgatory's query that its checkpoint depends on."""
 
     spec: EngineSpec
-    shards: int | None
+    shards: int
     host: str
     route: str = "key"  # The field that chooses an operation's shard: "key", "id" or "scope"
     sources: tuple[str, ...] = field(default=(), compare=False)
