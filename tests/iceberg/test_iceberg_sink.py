@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
 from tests.support.iceberg_runs import PowerCutError, cut_at, name
+from tests.support.sink_queries import start
 from tests.support.sink_streams import Stream, every
 
 if not has_iceberg(pyspark.__version__):
@@ -254,25 +256,51 @@ def test_a_changed_table_takes_the_staged_rows(stream: Stream, monkeypatch: pyte
     assert numbers(stream.run(stream.rows()).table()) == every(2)
 
 
-def test_columns_that_exchange_their_names_stop_the_query_until_it_is_told(
+def rename(stream: Stream, *changes: tuple[str, str]) -> None:
+    for old, new in changes:
+        stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME COLUMN {old} TO {new}")
+
+
+SWAP = ("n", "t"), ("part", "n"), ("t", "part")
+
+
+def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it_is_renamed_back(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.sink = RecordAccumulator(table=name(stream), format="iceberg")
     waiting(stream, monkeypatch)
-    for old, new in (("n", "t"), ("part", "n"), ("t", "part")):
-        stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME COLUMN {old} TO {new}")
-    with pytest.raises(PurgatoryError, match="in another order"):
+    rename(stream, ("n", "m"))
+    with pytest.raises(PurgatoryError, match="lacks n, which it had when rows were staged"):
         stream.run(stream.rows())
-    for old, new in (("n", "t"), ("part", "n"), ("t", "part")):
-        stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME COLUMN {old} TO {new}")
-    assert numbers(stream.run(stream.rows()).table()) == every(2)
+    rename(stream, ("m", "n"), *SWAP)
+    with pytest.raises(PurgatoryError, match="in another order than when rows were staged"):
+        stream.run(stream.rows())
+    rename(stream, *SWAP)
+    start(stream, stream.sink)
+    stream.sink.close()
+    assert numbers(stream.table()) == every(2)
+    rename(stream, ("n", "m"))
+    stream.add(1).run(stream.rows().withColumnRenamed("n", "m"))
+    assert numbers(stream.table().withColumnRenamed("m", "n")) == every(3)
 
 
-def test_a_renamed_column_is_asked_for(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_wait_go_to_the_columns_of_their_names_in_the_order_that_the_owner_names(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another change after that stops the query again."""
+    stream.sink = RecordAccumulator(table=name(stream), format="iceberg")
     waiting(stream, monkeypatch)
-    stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME COLUMN n TO m")
-    with pytest.raises(PurgatoryError, match="lacks n"):
+    rename(stream, *SWAP)
+    with pytest.raises(PurgatoryError, match="in another order than when rows were staged") as raised:
         stream.run(stream.rows())
+    stream.spark.sql(re.findall(r"ALTER TABLE .*?\)", str(raised.value))[0])
+    stream.spark.sql(f"ALTER TABLE {name(stream)} ADD COLUMN other string FIRST")
+    rename(stream, ("part", "t"))
+    with pytest.raises(PurgatoryError, match="lacks part, which it had when rows were staged"):
+        stream.run(stream.rows())
+    rename(stream, ("t", "part"))
+    stream.run(stream.rows())
+    assert stream.table().where("n >= 10").count() == 10
 
 
 def test_a_table_with_transforms_is_told_by_its_provider_and_a_drain_writes_its_partitions(

@@ -17,7 +17,7 @@ from spark_purgatory.errors import ForeignWriterError, TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.staging.ledger_format import check_alone
 from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.history import History, TableFacts
+from spark_purgatory.spark.sink.table.history import History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import SAYS, IcebergTarget
 from spark_purgatory.spark.sink.table.target import Target
@@ -217,14 +217,12 @@ class WorldIceberg(IcebergTarget):
         )
         return snapshot_history(rows, self.world.tags | self.world.refs, self.world.tags)
 
-    def noted(self, schema: str, version: int) -> str:
-        return f"{schema.partition('@')[0]}@{version}"
-
-    def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:
+    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> tuple[TableState, str]:
         facts = self.facts(spark)
-        if table_id is not None and facts is None:
+        if table_id is not None and (facts is None):
             raise TableLostError("the table is gone")
-        return facts
+        history = self.history(spark, since)
+        return TableState(facts, history), f"{schema.partition('@')[0]}@{history.version}"
 
     def _has_files(self, spark: Any, snapshot: int) -> bool:
         world = self.world

@@ -32,7 +32,6 @@ from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, Ta
 from spark_purgatory.spark.sink.table.target import Target
 
 ROW_BYTES = 100
-SCHEMA = '{"type":"struct","fields":[]}'
 
 SMALL = {"a": 2, "b": 1}
 LARGE = {"a": 12, "b": 11}
@@ -179,14 +178,12 @@ class WorldTable(DeltaTarget):
     def history(self, spark: Any, since: int | None = None, first: int = 0) -> DeltaHistory:
         return DeltaHistory(tuple(reversed(self.world.versions)))
 
-    def noted(self, schema: str, version: int) -> str:
-        return f"{schema.partition('@')[0]}@{version}"
-
-    def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:
+    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> tuple[TableState, str]:
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
             raise TableLostError("the table is another one")
-        return facts
+        history = self.history(spark, since)
+        return TableState(facts, history), f"{schema.partition('@')[0]}@{history.version}"
 
 
 class WorldFolder(StagingFolder):
@@ -259,16 +256,13 @@ class WorldActions(SparkActions):
             for staged in batches
         }
 
-    def check_table(self, spark: Any, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
-        return super().check_table(spark, ledger, table_id, SCHEMA)
-
     def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> do.Result:
         world, intent = self.world, action.intent
         fault = world.commit_fails.pop(0) if world.commit_fails else ""
         if world.takes_nothing:
             fault = "absent"
             self.sender.waited()
-        state = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
+        state, _ = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, intent.schema)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             world.put(intent, rows, self.target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from spark_purgatory.errors import StagingError
@@ -92,3 +94,55 @@ def test_version_3_is_undone_where_the_table_is_no_longer_made_of_it(
     entries: list[TableVersion], undone: str | None
 ) -> None:
     assert history(*entries).undone(3) == undone
+
+
+Step = tuple[str, Mapping[str, str | None]]
+
+
+def renamed(old: str, new: str) -> Step:
+    return "RENAME COLUMN", {"oldColumnPath": old, "newColumnPath": new}
+
+
+def restored(to: int) -> Step:
+    return "RESTORE", {"version": str(to)}
+
+
+WRITE: Step = ("WRITE", {"mode": "Append"})
+ADD: Step = ("ADD COLUMNS", {"columns": '[{"column":{"name":"a","type":"string"}}]'})
+SWAP = renamed("a", "t"), renamed("b", "a"), renamed("t", "b")
+
+
+@pytest.mark.parametrize(
+    ("steps", "version"),
+    [
+        ([WRITE, ADD, ("OPTIMIZE", {}), ("CHANGE COLUMN", {})], None),
+        ([renamed("a", "b"), WRITE], 4),
+        ([renamed("a", "b"), WRITE, renamed("b", "A")], None),
+        ([renamed("at.x", "at.`a.b`"), renamed("at.`a.b`", "at.x")], None),
+        ([*SWAP], 6),
+        ([*SWAP, renamed("b", "t"), renamed("a", "b"), renamed("t", "a")], None),
+        ([renamed("a", "t"), renamed("b", "a"), renamed("t", "a")], 6),
+        ([renamed("a", "b"), ADD, ("DROP COLUMNS", {"columns": '["a"]'}), renamed("b", "a")], 7),
+        ([("RENAME COLUMN", {}), ("RENAME COLUMN", {})], 5),  # Their parameters are lost.
+        ([("REPLACE COLUMNS", {})], 4),
+        ([("CREATE OR REPLACE TABLE AS SELECT", {})], 4),
+        ([("WRITE", {"mode": "Overwrite", "canOverwriteSchema": "true"})], 4),
+        ([("CLONE", {})], 4),
+        ([renamed("a", "b"), restored(3)], None),
+        ([renamed("a", "b"), WRITE, restored(4)], 4),
+        ([WRITE, restored(2)], 5),  # To before the rows: their names may be newer.
+        ([WRITE, ("RESTORE", {"timestamp": "2026-01-01"}), WRITE], 5),
+    ],
+)
+def test_names_of_version_3_are_those_of_now_unless_a_column_was_renamed_dropped_or_replaced(
+    steps: list[Step], version: int | None
+) -> None:
+    entries = [TableVersion(number, name, said, None) for number, (name, said) in enumerate([WRITE, WRITE, *steps], 2)]
+    assert history(*entries).renamed(3) == version
+
+
+def test_names_are_known_since_the_version_before_the_oldest_and_of_a_table_that_was_made_meanwhile() -> None:
+    assert history(write(7), write(8)).renamed(6) is None
+    assert history(write(7), write(8)).renamed(5) == 7
+    assert history(TableVersion(0, "CLONE", {}, None), write(1)).renamed(NO_VERSION) is None
+    assert history(write(1), write(2)).renamed(5) == 2, "the table is an older copy"

@@ -242,7 +242,7 @@ class AccumulatorQuery:
         with own_session(self._spark) as own:
             if not self._sender.is_true(own):
                 last = self._sender
-                self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
+                self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.names_version)
             if self._listeners and not is_remote():
                 ledger = self._sender.open(own)
                 counted = sum(piece.rows for piece in ledger.pieces.values())

@@ -133,9 +133,9 @@ class RecordAccumulator(SinkOptions):
             # session counts its reads from 0, so the worker of a restarted query would get the files of the last run.
             spark.conf.set("spark.connect.session.planCache.enabled", "false")
         with own_session(spark) as own:
-            options, since = checked(own, df.schema, self.options, checkpoint)
+            options, names_version = checked(own, df.schema, self.options, checkpoint)
         decide = settings_to_start(df, checkpoint)
-        sender = Sender(options, checkpoint, self.on_delivery, since)
+        sender = Sender(options, checkpoint, self.on_delivery, names_version)
         # A stream that receives nothing more still delivers its last rows: foreachBatch is called at each trigger,
         # because a second stream without rows always has something new.
         with_heartbeat = df.unionAll(heartbeats(spark, df.schema).where(F.lit(False)))

@@ -18,7 +18,7 @@ from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_names
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_types
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
@@ -57,8 +57,8 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
         return staged
     table = target.read(spark, version)
     if facts is not None:
-        names = target.columns_now(spark, columns, facts, table.schema).there or columns.rows
-        staged = with_names(staged, fitted_columns(names, table.schema))
+        target.check_names(columns, facts, table.schema, target.history_of_names(spark, columns, facts))
+        staged = with_types(staged, fitted_columns(columns.rows, table.schema))
     whole = merged(table.schema, staged.schema)  # Spark's own unionByName does not look into maps.
     both = (rows.select(*by_name(rows.schema, whole, quoted)) for rows in (table, staged))
     return next(both).union(next(both))

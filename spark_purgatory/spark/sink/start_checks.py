@@ -46,7 +46,7 @@ def checked(
         given = replace(given, format=with_format(spark, given).format)
         if given.table:
             _facts(spark, opened(given))  # A temporary view is found by this name alone.
-        now, since, ledger = table_place.resolved(spark, given), NO_VERSION, Ledger()
+        now, names_version, ledger = table_place.resolved(spark, given), NO_VERSION, Ledger()
         target, facts, folder = _looked_at(spark, now, checkpoint)
         names, table_id = [str(each.path or each.table) for each in (now, given)], facts.id if facts else ""
         ours = {"path" if given.path else "table": names[0], "given": names[1], "id": table_id}
@@ -62,8 +62,8 @@ def checked(
             _check_new_columns(spark, target, schema, partition_by)
             _check_new(spark, target, folder, ledger, app_id_of(spark, checkpoint) if has_begun else None)
         else:
-            known = None if ledger.schema is None else StagedColumns.of(ledger.schema)
-            there, since, special = target.check_start(spark, facts, schema, known)
+            waiting = StagedColumns.of(ledger.schema) if ledger.schema is not None and ledger.may_wait else None
+            there, names_version, special = target.check_start(spark, facts, schema, waiting)
             partition_by = _of_table(spark, options, schema, target, facts=facts, special=special)
             target.check_columns(spark, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
@@ -78,7 +78,7 @@ def checked(
                 f"table {bound.table}: {table_place.FORGETS_NAMES}. A later run does not find the table by its name. "
                 "Give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
             )
-        return replace(bound, partition_by=partition_by), since
+        return replace(bound, partition_by=partition_by), names_version
 
 
 def _check_new(spark: SparkSession, target: Target, folder: str | None, ledger: Ledger, app_id: str | None) -> None:

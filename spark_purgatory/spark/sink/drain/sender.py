@@ -84,11 +84,11 @@ class Sender:
         options: SinkOptions,
         checkpoint: str,
         on_delivery: Callback[Delivery] | None = None,
-        since: int = NO_VERSION,
+        names_version: int = NO_VERSION,
     ) -> None:
         self.options, self.checkpoint, self.on_delivery = options, checkpoint, on_delivery
-        self.since = since  # The table's version whose column names the stream has.
-        self.target = opened(options, since)
+        self.names_version = names_version  # The table's version whose column names the stream has.
+        self.target = opened(options)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()
@@ -106,7 +106,7 @@ class Sender:
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
         try:
-            columns = StagedColumns(batch.schema, self.since)
+            columns = StagedColumns(batch.schema, self.names_version)
             work = do.Work(spark, batch_id, batch_id, columns.continued, flush=self.flush_requested, rows=batch)
             self._run(work)
         except Exception as error:

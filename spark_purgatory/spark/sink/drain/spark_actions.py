@@ -203,14 +203,14 @@ class SparkActions:
 
     def _intend(self, ledger: Ledger, action: do.Intend, work: do.Work) -> do.Result:
         """Do step 4. ForeignWriterError if someone else made an intent of this number."""
-        state = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
+        state, schema = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
         self._checked = state, [piece for piece in action.taken if piece.key not in self._counted]
         keys = {piece.key for piece in action.taken}
         intent = Intent(
             number=ledger.next_drain,
             uuid=str(uuid4()),
             table_id=state.facts.id if state.facts else None,
-            schema=self.target.noted(ledger.schema or "", state.history.version),
+            schema=schema,
             last_batch=ledger.last_batch,
             last_contents=ledger.last_contents,
             taken=action.taken,
@@ -226,12 +226,13 @@ class SparkActions:
             ledger_format.check_alone(work.spark, self.folder, intent)
         return do.Intended(intent)
 
-    def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
-        """Look at the table before a drain. TableLostError, SchemaMismatchError."""
-        facts = self.target.check(spark, table_id, schema)
-        history = self.target.no_history if facts is None else self.target.history(spark, ledger.table_version)
-        self.truth.check_restore(ledger.names, ledger.table_version, history)
-        return TableState(facts, history)
+    def check_table(
+        self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str
+    ) -> tuple[TableState, str]:
+        """Look at the table before a drain, as `Target.check` does. TableLostError, SchemaMismatchError."""
+        state, schema = self.target.check(spark, table_id, schema, ledger.table_version)
+        self.truth.check_restore(ledger.names, ledger.table_version, state.history)
+        return state, schema
 
     def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:
         """Do step 5."""
@@ -240,7 +241,7 @@ class SparkActions:
         if pieces := checked[1] if checked else intent.taken:
             self.check_pieces(spark, ledger, pieces)
         table_id = ledger.table_id or intent.table_id
-        state = checked[0] if checked else self.check_table(spark, ledger, table_id, intent.schema)
+        state = checked[0] if checked else self.check_table(spark, ledger, table_id, intent.schema)[0]
         schema, files = StagedColumns.of(intent.schema).rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))

@@ -14,7 +14,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
-from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch, idle_paths
+from spark_purgatory.spark.sink.staging.pieces import (
+    Contents,
+    EmptyRun,
+    Intent,
+    Piece,
+    Run,
+    StagedBatch,
+    batch_of,
+    idle_paths,
+)
 
 NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drain 0.
 
@@ -92,6 +101,11 @@ class Ledger:
         """True if a row that counts was not found in the table."""
         is_open = not self.is_done and self.intent is not None and bool(self.intent.taken)
         return is_open or bool(self.pieces) or bool(self.uncounted)
+
+    @property
+    def may_wait(self) -> bool:
+        """True if the log shows rows that the last intent does not take, also before `adopt`."""
+        return bool(self.pieces) or any(batch_of(path) > self.last_batch for path in self.records)
 
     def stage(self, staged: StagedBatch) -> None:
         """Add a micro-batch that was staged. Without rows it counts at once, with rows once it is admitted."""

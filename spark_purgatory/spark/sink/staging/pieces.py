@@ -19,6 +19,11 @@ def epoch_path(epoch: int, kind: str = "rows") -> str:
     return f"{kind}/generation={generation(epoch)}/epoch={epoch}"
 
 
+def batch_of(path: str) -> int:
+    """Return the number of the micro-batch in a folder of staged rows."""
+    return int(path.rpartition("/batch=")[2].partition("-")[0])
+
+
 def idle_paths(drain: int, idle: set[int], needed: set[int], waiting: int | None = None) -> list[str]:
     """Return idle folders before a drain: the log before the last intent, idle epochs, a free next generation."""
     following = generation(drain + EPOCHS_A_GENERATION)

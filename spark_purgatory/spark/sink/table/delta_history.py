@@ -8,6 +8,7 @@ not above the app id's last. So a drain that may have been committed is written 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, Ta
 
 # Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+RENAME = "RENAME COLUMN"
+_TAKES_NAMES = re.compile(rf"{RENAME}|DROP COLUMN|REPLACE|CLONE")
 
 
 def made_of(entry: TableVersion) -> int | None:
@@ -30,6 +33,23 @@ def made_of(entry: TableVersion) -> int | None:
         return entry.version - 1
     to_version = (entry.parameters.get("version") or "").strip('"')
     return int(to_version) if to_version.isdigit() else None
+
+
+def takes_names(entry: TableVersion) -> bool:
+    """Return True if a version may have given a column's name to another column, or to none."""
+    is_new = entry.parameters.get("canOverwriteSchema") == "true"
+    return entry.version > 0 and (is_new or _TAKES_NAMES.search(entry.operation) is not None)
+
+
+def _is_back(rename: TableVersion, other: TableVersion) -> bool:
+    """Return True if a rename takes the other one back."""
+    if {rename.operation, other.operation} != {RENAME}:
+        return False
+    names = [
+        (entry.parameters.get("oldColumnPath"), entry.parameters.get("newColumnPath")) for entry in (rename, other)
+    ]
+    (old, new), (before, after) = ([(name or "").replace("`", "").lower() for name in pair] for pair in names)
+    return old == after != "" and new == before != ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,24 @@ class DeltaHistory(history.History):
             if before < version:
                 return f"restored to version {before}"
         return None
+
+    def renamed(self, since: int) -> int | None:
+        """Return a version after ``since`` by which a column's name may mean another column now, or none.
+
+        None if there is no such version. Renames do not count if those after them take them back, the last one first.
+        The oldest known version counts if the history does not show what the table is made of since then.
+        """
+        lineage = self.lineage(self.version)
+        later = [entry for at, entry in lineage.items() if at > since and entry is not None]
+        if since not in lineage:
+            return later[-1].version if later else self.version
+        changes: list[TableVersion] = []
+        for entry in filter(takes_names, reversed(later)):
+            if changes and _is_back(entry, changes[-1]):
+                changes.pop()
+            else:
+                changes.append(entry)
+        return changes[-1].version if changes else None
 
 
 def mark(app_id: str, number: int, intent_uuid: str) -> str:

@@ -17,9 +17,15 @@ from spark_purgatory.spark.sink.table import delta_start
 from spark_purgatory.spark.sink.table.column_rules import Taking, unfit
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, TableFacts, TableState, TableVersion
-from spark_purgatory.spark.sink.table.renames import UnknownColumnsError, followed, takes_names
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, moved, paths, with_names
+from spark_purgatory.spark.sink.table.history import (
+    FIRST_LOOK,
+    NO_VERSION,
+    History,
+    TableFacts,
+    TableState,
+    TableVersion,
+)
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_types
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text
@@ -123,38 +129,40 @@ class DeltaTarget(Target):
         is_mapped = properties.get(COLUMN_MAPPING, "none") != "none"
         return TableFacts(detail["id"], detail["location"], folders, features, is_mapped, properties=properties)
 
-    def columns_now(
-        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
-    ) -> StagedColumns:
+    def check_names(self, columns: StagedColumns, facts: TableFacts, there: T.StructType, history: History) -> None:
         """The history shows renames, which only tables that map names have."""
-        if not facts.may_be_renamed:
-            return columns
-        history = self.history(spark, columns.version)
-        try:
-            names, lost = followed(columns, history, there)
-        except UnknownColumnsError:
-            if facts.properties.get(COLUMNS_AS_OF) == str(columns.version):
-                return columns
-            raise SchemaMismatchError(
-                f"the history of table {self} does not show renames of columns since version {columns.version}, whose "
-                f"names the staged rows have ({listed((columns.there or columns.rows).names)}): it was cut, or "
-                "restored to a time, or a CLONE replaced the table. Nothing was written, and staged rows wait. If no "
-                f"column was renamed or dropped since then, say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES "
-                f"('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
-            ) from None
-        if lost:
-            raise SchemaMismatchError(
-                f"in table {self} {', '.join(lost)}, which the staged rows have, was dropped, and another column was "
-                "given its name. Nothing was written, and staged rows wait. Rename that column back, add the dropped "
-                "one again (ALTER TABLE ... ADD COLUMNS), and start again"
-            )
-        return columns.at(history, names)
+        late = self._renamed(facts, history, columns.version)
+        if late is None:
+            return
+        why = f"version {late} of table {self} renamed, dropped or replaced columns"
+        if not history.is_whole_since(columns.version):
+            why = f"the history of table {self} was cut, and does not show whether columns were renamed or dropped"
+        raise SchemaMismatchError(
+            f"{why} after rows were staged under the names of version {columns.version} "
+            f"({listed(columns.rows.names)}). Nothing was written, and staged rows wait. Either rename them back, "
+            "start the stream as it was, run close() and rename them again. Or, if staged rows may go to the columns "
+            f"that have these names now, say so: {self._as_of(history.version)}, and start again"
+        )
+
+    def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
+        """It is the table's."""
+        return history.version
+
+    def _renamed(self, facts: TableFacts, history: History, since: int) -> int | None:
+        """Return a version that took a name after ``since`` and after the version that the table's owner names."""
+        assert isinstance(history, DeltaHistory)
+        named = facts.properties.get(COLUMNS_AS_OF, "")
+        since = max(since, int(named) if named.isdigit() else since)
+        return history.renamed(since) if facts.may_be_renamed else None
+
+    def _as_of(self, version: int) -> str:
+        return f"ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{version}')"
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
         """Delta skips the transaction if it has one of the app id with this number, or a later one."""
         metadata = mark(app_id, number, intent_uuid)
         if self._written is not None:
-            rows = with_names(rows, self._written)
+            rows = with_types(rows, self._written)
         writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
         writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
         if self.partition_by and (self._facts is None or self._facts.partition_by == self.partition_by):
@@ -169,27 +177,16 @@ class DeltaTarget(Target):
             else:
                 writer.save(str(self.path))
 
-    def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
-        """A rename between its looks at the columns and at the history is seen whole by a second try."""
-        try:
-            return super().check(spark, table_id, schema)
-        except SchemaMismatchError:
-            if self._facts is None or not self._facts.may_be_renamed:
-                raise
-            return super().check(spark, table_id, schema)
-
     def check_written(self, state: TableState, before: int, version: int) -> None:
         """Delta looks for columns by name when a write begins, which is after the look at the table."""
-        facts, entries = state.facts, state.history.entries
-        changed = [entry.version for entry in entries if before < entry.version < version and takes_names(entry)]
-        is_unsure = facts is not None and facts.may_be_renamed and facts.properties.get(COLUMNS_AS_OF) != str(version)
-        if changed and is_unsure:
+        history = state.history.up_to(version)
+        late = self._renamed(state.facts, history, before) if state.facts and history.entries else None
+        if late is not None:
             raise SchemaMismatchError(
-                f"version {changed[-1]} of table {self} renamed, dropped or replaced columns while a drain was "
-                f"written, so rows of the drain, version {version}, may be in columns that have their names now. "
-                f"Staged rows wait. Look at the rows that version {version} added, and put right what is in the wrong "
-                f"column. Then say so: ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
-                f"'{version}'), and start again"
+                f"version {late} of table {self} renamed, dropped or replaced columns while a drain was written, so "
+                f"rows of the drain, version {version}, may be in columns that have their names now. Staged rows wait. "
+                f"Look at the rows that version {version} added, and put right what is in the wrong column. Then say "
+                f"so: {self._as_of(version)}, and start again"
             )
 
     def taking(self, spark: SparkSession) -> Taking:
@@ -216,54 +213,20 @@ class DeltaTarget(Target):
             delta_start.check_place(spark, str(self), place, is_there, was_begun)
 
     def check_start(
-        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
+        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """Delta must be able to write it, and the stream must have its names."""
+        """Delta must be able to write it, and rows that wait must have its names."""
         check_features(spark, str(self), self.sql_place, facts.features)
-        version = self.history(spark).version  # Read before the columns, so that a later rename is found.
-        there = self.read(spark).schema
-        is_named = not facts.may_be_renamed or self._is_named(spark, rows, there, known)
-        is_same = known is not None and [*paths(known.rows)] == [*paths(rows)]
-        since = known.version if known is not None and is_same and is_named else version
+        # Read before the columns, so that a later rename is found.
+        history = self.history(spark) if waiting is None else self.history_of_names(spark, waiting, facts)
+        there, version = self.read(spark).schema, history.version
+        if waiting is not None:
+            self.check_names(waiting, facts, there, history)
+            version = waiting.version if waiting.rows == rows else version
         special = SpecialColumns()
         if delta_start.SPECIAL_FEATURES & set(facts.features):
             special = delta_start.special_columns(spark, self.sql_place, there.names, rows.names)
-        return there, since, special
-
-    def _is_named(
-        self, spark: SparkSession, schema: T.StructType, there: T.StructType, known: StagedColumns | None
-    ) -> bool:
-        """Return True if the history shows that the stream has the table's names; ``known`` were staged last.
-
-        Raises SchemaMismatchError if the stream has earlier names of the table's columns.
-        """
-        now = [*paths(schema)]
-        before = [] if known is None else [*paths(known.rows)]
-        common = [path for path in before if path in now]  # The stream may have more columns, or fewer.
-        in_order = bool(common) and [path for path in now if path in before] == common
-        is_as_before = in_order and len(common) in (len(before), len(now))
-        lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
-        if not (is_as_before or lacking):
-            return True
-        columns = known if known is not None and is_as_before else StagedColumns(schema)
-        history = self.history(spark, columns.version)
-        if not is_as_before:  # Then all that is left of the history is used.
-            columns = StagedColumns(schema, history.entries[-1].version - 1)
-        try:
-            renamed = moved(columns.rows, followed(columns, history, there)[0])
-        except UnknownColumnsError:
-            return False  # The first drain raises this, if rows are staged under those names.
-        are_old = (
-            {".".join(path) for path in common} if is_as_before else {old for old in renamed if old.lower() in lacking}
-        )
-        if changes := [f"{old} is now {renamed[old]}" for old in renamed if old in are_old]:
-            raise SchemaMismatchError(
-                f"columns of table {self} were renamed: {', '.join(changes)}. Nothing was started, and staged rows go "
-                "to the renamed columns by themselves. Rename the columns of the stream too, after resolve(), with "
-                "withColumnsRenamed. If this is done, but the names are still those of before, as after a swap of two, "
-                "change the order of the stream's columns with select"
-            )
-        return True
+        return there, version, special
 
     def _zone(self, rows: DataFrame) -> dict[str, str]:
         """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""

@@ -8,15 +8,14 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, IcebergTarget
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 
 
-def opened(options: SinkOptions, since: int = NO_VERSION) -> Target:
-    """Return the table of options `with_format`; ``partition_by`` has the column names of version ``since``."""
-    return IcebergTarget(options, since) if options.format == "iceberg" else DeltaTarget(options, since)
+def opened(options: SinkOptions) -> Target:
+    """Return the table of options `with_format`."""
+    return IcebergTarget(options) if options.format == "iceberg" else DeltaTarget(options)
 
 
 def with_format(spark: SparkSession, options: SinkOptions) -> SinkOptions:

@@ -24,9 +24,16 @@ from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageErro
 from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table import iceberg_history
 from spark_purgatory.spark.sink.table.column_rules import unfit
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, DrainCommit, TableFacts, TableState
+from spark_purgatory.spark.sink.table.history import (
+    FIRST_LOOK,
+    NO_VERSION,
+    DrainCommit,
+    History,
+    TableFacts,
+    TableState,
+)
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, PICKED, SnapshotHistory, branch_of, drain_id
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_names
+from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, paths, with_types
 from spark_purgatory.spark.sink.table.table_place import SESSION_CATALOG, name_parts, sql_name
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
 from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
@@ -56,8 +63,8 @@ class IcebergTarget(Target):
     publishes = True
     no_history = SnapshotHistory(())
 
-    def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
-        super().__init__(options, since)
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options)
         self.file_bytes = options.bytes_of("batch_size")
         self._written_by_us = self._picked = ""  # The uuids of the intents that were written and picked last.
 
@@ -200,7 +207,7 @@ class IcebergTarget(Target):
 
     def _write(self, rows: DataFrame, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
         if self._written is not None:
-            rows = with_names(rows, self._written)
+            rows = with_types(rows, self._written)
             if rows.sparkSession.version.startswith("4.0"):  # It does not fill in columns that rows lack.
                 has = set(map(str.lower, rows.columns))
                 lacks = [field for field in self.read(rows.sparkSession).schema if field.name.lower() not in has]
@@ -253,24 +260,31 @@ class IcebergTarget(Target):
 
     # --- columns -----------------------------------------------------------------------------------------------------
 
-    def columns_now(
-        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
-    ) -> StagedColumns:
+    def check_names(self, columns: StagedColumns, facts: TableFacts, there: T.StructType, history: History) -> None:
         """Their order identifies them."""
         now = order_of(columns.rows, there)
-        is_same = columns.version == now or NO_VERSION in (now, columns.version)
-        if not is_same and facts.properties.get(COLUMNS_AS_OF) != str(columns.version):
-            raise SchemaMismatchError(
-                f"Iceberg table {self} has columns of the staged rows in another order than when they were staged: "
-                "columns were moved, or renamed to each other's names, and Iceberg does not show which. Nothing was "
-                "written, and staged rows wait. If each column still means what its name meant, say so: "
-                f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{columns.version}'), and start again"
+        if columns.version in (NO_VERSION, now) or facts.properties.get(COLUMNS_AS_OF) == str(now):
+            return
+        known = {".".join(path).lower() for path in paths(there)}
+        lost = [name for name in map(".".join, paths(columns.rows)) if name.lower() not in known]
+        what = f"lacks {', '.join(lost)}, which it had" if lost else "has columns of the stream in another order than"
+        given = (
+            "Add a column that was dropped again"
+            if lost
+            else (
+                "If staged rows may go to the columns that have their names now, say so: "
+                f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{now}')"
             )
-        return replace(columns, version=now)
+        )
+        raise SchemaMismatchError(
+            f"Iceberg table {self} {what} when rows were staged: columns were renamed, moved or dropped, and Iceberg "
+            "does not show which. Nothing was written, and staged rows wait. Rename them back, start the stream as it "
+            f"was, run close() and rename them again. {given}, and start again"
+        )
 
-    def noted(self, schema: str, version: int) -> str:
-        """The columns have the checksum of their order."""
-        return schema if self._columns is None else self._columns.text
+    def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
+        """It is a checksum of the order of the columns."""
+        return order_of(rows, there)
 
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
         """Any name works."""
@@ -286,12 +300,12 @@ class IcebergTarget(Target):
             )
 
     def check_start(
-        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
+        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """The columns must have the order that they had."""
+        """The columns of rows that wait must have the order that they had."""
         there = self.read(spark).schema
-        if known is not None and [*paths(known.rows)] == [*paths(rows)]:
-            self.columns_now(spark, known, facts, there)
+        if waiting is not None:
+            self.check_names(waiting, facts, there, self.no_history)
         return there, order_of(rows, there), SpecialColumns()
 
 

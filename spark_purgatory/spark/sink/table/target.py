@@ -19,10 +19,10 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns, is_padded
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, NO_VERSION, History, TableFacts, TableState
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
-# A property by which a table's owner says that no column was renamed from a version to the table's oldest known one.
+# A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
 MAX_ADDED = 5  # A table that lacks more columns than this looks like another table.
 MAX_LISTED = 12
@@ -44,13 +44,11 @@ class Target(ABC):
     widening: ClassVar[str] = ""  # The remedy that must come before a column's type is widened.
     publishes: ClassVar[bool] = False  # `append` writes where nobody reads, and `publish` follows.
 
-    def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
+    def __init__(self, options: SinkOptions) -> None:
         self.path, self.table = options.path, options.table
         self.partition_by = options.names_of("partition_by")
-        self.since = since  # The table's version whose column names ``partition_by`` has.
         self._facts: TableFacts | None = None  # Of the last look; None if there was no table.
-        self._columns: StagedColumns | None = None  # Of the rows to write next, with the table's names.
-        self._written: T.StructType | None = None  # The same with the table's types, too.
+        self._written: T.StructType | None = None  # The columns of the rows to write next, with the table's types.
 
     def __str__(self) -> str:
         return without_login(str(self.table or self.path))
@@ -86,13 +84,24 @@ class Target(ABC):
         return sorted(row["file_size"] for row in files)
 
     @abstractmethod
-    def columns_now(
-        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
-    ) -> StagedColumns:
-        """Return the columns with the names that the table, whose columns are ``there``, has for them now.
+    def check_names(self, columns: StagedColumns, facts: TableFacts, there: T.StructType, history: History) -> None:
+        """Raise SchemaMismatchError if a name of staged rows may no longer mean the same column of the table.
 
-        Raises SchemaMismatchError if that is not known.
+        ``there``: the table's columns. ``history``: as `history_of_names` returns it.
         """
+
+    @abstractmethod
+    def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
+        """Return what identifies the names that the table has for such columns now."""
+
+    def history_of_names(
+        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, since: int | None = None
+    ) -> History:
+        """Return all versions from ``since``, and from that of staged columns if they may be renamed."""
+        versions = [
+            version for version in (since, columns.version if facts.may_be_renamed else None) if version is not None
+        ]
+        return self.history(spark, min(versions, default=None))
 
     @abstractmethod
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
@@ -124,9 +133,9 @@ class Target(ABC):
 
     @abstractmethod
     def check_start(
-        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, known: StagedColumns | None
+        self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
     ) -> tuple[T.StructType, int, SpecialColumns]:
-        """Check an existing table for a stream of such rows; ``known`` are the columns that were staged last.
+        """Check an existing table for a stream of such rows; ``waiting`` are the columns of rows that may be staged.
 
         Returns its columns, the version whose column names the stream has, and columns that take no values, or need
         none. Raises SchemaMismatchError, StorageError.
@@ -134,16 +143,8 @@ class Target(ABC):
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
         """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
-        self._facts = None
-        if (facts := self.described(spark)) is None:
-            return None
-        if not _is_partitioned_by(self.partition_by, facts):
-            ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])
-            now = self.columns_now(spark, StagedColumns(ours, self.since), facts, self.read(spark).schema)
-            if not _is_partitioned_by((now.there or ours).names, facts):
-                raise self.partitioned_otherwise(self.partition_by, facts)
-        self._facts = facts
-        return facts
+        self._facts = self.described(spark)
+        return self._facts
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
         """Return the error for other partition columns than the table's."""
@@ -165,10 +166,13 @@ class Target(ABC):
         facts = self.facts(spark)
         return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
-    def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
-        """Check before a drain that the table has the id ``table_id`` and takes the columns, and return its facts.
+    def check(
+        self, spark: SparkSession, table_id: str | None, schema: str, since: int | None
+    ) -> tuple[TableState, str]:
+        """Check before a drain that the table has the id ``table_id`` and takes the columns.
 
-        ``schema``: the columns in the form of the staging log (`StagedColumns`).
+        ``schema``: the columns in the form of the staging log (`StagedColumns`). Returns the table with all versions
+        from ``since``, and the columns with their names as of its last one.
         """
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
@@ -177,27 +181,24 @@ class Target(ABC):
                 f"table {self} {what}. Nothing was written, and staged rows wait. Bring the table back "
                 f"(RESTORE, or from a copy), or {START_OVER}"
             )
-        self._columns = self._written = None
-        if facts is not None:
-            there = self.read(spark).schema
-            self._columns = self.columns_now(spark, StagedColumns.of(schema), facts, there)
-            names = self._columns.there or self._columns.rows
-            self.check_columns(spark, there, names)
-            self._written = fitted_columns(names, there)
-        return facts
-
-    def noted(self, schema: str, version: int) -> str:
-        """Return the columns of staged rows for an intent that is made at a version of the table."""
-        if (columns := self._columns) is None:
-            return schema
-        return (columns if columns.there else replace(columns, version=version)).text
+        self._written = None
+        if facts is None:
+            return TableState(None, self.no_history), schema
+        # The columns first: the history then shows a rename in between.
+        columns, there = StagedColumns.of(schema), self.read(spark).schema
+        history = self.history_of_names(spark, columns, facts, since)
+        self.check_names(columns, facts, there, history)
+        if not _is_partitioned_by(self.partition_by, facts):
+            raise self.partitioned_otherwise(self.partition_by, facts)
+        self.check_columns(spark, there, columns.rows)
+        self._written = fitted_columns(columns.rows, there)
+        named = replace(columns, version=self.names_version(columns.rows, there, history))
+        return TableState(facts, history), named.text
 
     def folders_of(self, rows: T.StructType) -> list[str]:
-        """Return the table's partition columns with the names of the rows to write next."""
-        renamed = None if self._columns is None else self._columns.there
-        given = {} if renamed is None else dict(zip(renamed.names, rows.names, strict=True))
+        """Return those of the rows' columns that partition the table."""
         folders = (self._facts and self._facts.partition_by) or self.partition_by
-        return [given.get(name, name) for name in folders if given.get(name, name) in rows.names]
+        return [name for name in folders if name in rows.names]
 
     def is_known(self, spark: SparkSession) -> bool:
         """Return True if there is a table of the name. Other text could be SQL of another meaning."""
