@@ -6,18 +6,21 @@ A run ends where a failpoint is reached, and the next one takes up what it left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.catalog_managed import make_catalog_managed, published
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_queries import OF_OTHERS, forget_history
+from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_for
 from tests.support.sink_streams import Stream, every
 
 
@@ -100,3 +103,76 @@ def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_at_every
     with pytest.raises(Exception, match=r"TableLostError: .* was restored to version 1"):
         stream.add(1).run(stream.rows())
     spark.sql("DROP TABLE kept_often")
+
+
+def sql(stream: Stream, statement: str) -> None:
+    stream.spark.sql(statement.replace("TABLE T", f"TABLE delta.`{stream.folder / 'table'}`"))
+
+
+def test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version_of_that_hour(stream: Stream) -> None:
+    """Delta keeps the numbers of the drains that it took back, and would skip the next ones."""
+    stream.add(1).run(stream.rows()).add(1).run(stream.rows())
+    newest, copy = stream.checkpoint, stream.folder / "copy"
+    shutil.copytree(newest, copy)
+    for _ in range(2):
+        stream.add(1).run(stream.rows())
+    sql(stream, "RESTORE TABLE T TO VERSION AS OF 1")
+    with pytest.raises(Exception, match="bring back a copy of the checkpoint made while the table was at version 1"):
+        stream.run(stream.rows())
+    sql(stream, "RESTORE TABLE T TO VERSION AS OF 3")
+    stream.checkpoint = copy
+    with pytest.raises(Exception, match=r"belongs to version 1: RESTORE the table to version 1") as raised:
+        stream.run(stream.rows())
+    version = re.findall(r"RESTORE the table to version (\d+)", str(raised.value))[0]
+    sql(stream, f"RESTORE TABLE T TO VERSION AS OF {version}")
+    assert stream.run(stream.rows()).numbers() == every(4)
+    assert stream.sink.read(stream.spark, staged=True, checkpoint=str(copy)).count() == 40
+    assert stream.add(1).run(stream.rows()).numbers() == every(5)
+
+
+def meddled(stream: Stream, failpoint: str, meddle: Callable[[], object]) -> Stream:
+    """Drain a second file; something happens to the table at the failpoint."""
+    accumulator(stream)
+    stream.add(1).run(stream.rows()).add(1)
+    staged_for(stream, accumulator(stream, **HOUR))
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            failpoints.hook = None
+            meddle()
+
+    failpoints.hook = hook
+    try:
+        stream.run(stream.rows())
+    finally:
+        failpoints.hook = None
+    return stream
+
+
+def test_a_restore_between_a_commit_and_its_read_back_has_the_drain_written_again(stream: Stream) -> None:
+    meddled(stream, "after commit", lambda: sql(stream, "RESTORE TABLE T TO VERSION AS OF 0"))
+    assert stream.numbers() == every(2)
+    assert stream.add(1).run(stream.rows()).numbers() == every(3)
+
+
+def test_a_table_that_was_replaced_under_a_drain_is_restored_as_the_error_says_and_gets_the_rows(
+    stream: Stream,
+) -> None:
+    """It said that nothing was written, and sent its reader in a circle."""
+    columns = "(n bigint, part bigint) USING delta PARTITIONED BY (part)"
+    with pytest.raises(
+        TableLostError, match=r"replaced .*while a drain was written\. Rows of drain 1 may be"
+    ) as raised:
+        meddled(stream, "before commit", lambda: sql(stream, f"REPLACE TABLE T {columns}"))
+    version = re.findall(r"RESTORE the table to version (\d+)", str(raised.value))[0]
+    sql(stream, f"RESTORE TABLE T TO VERSION AS OF {version}")
+    assert stream.run(stream.rows()).numbers() == every(2)
+
+
+def test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back(stream: Stream) -> None:
+    table, aside = stream.folder / "table", stream.folder / "aside"
+    with pytest.raises(TableLostError, match="Bring the earlier table back from a copy and start again"):
+        meddled(stream, "before commit", lambda: table.rename(aside))
+    shutil.rmtree(table)
+    aside.rename(table)
+    assert stream.run(stream.rows()).numbers() == every(2)

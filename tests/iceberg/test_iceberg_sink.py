@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -241,6 +242,24 @@ def test_a_rollback_to_a_later_snapshot_is_no_loss(stream: Stream) -> None:
     append(stream.spark, name(stream), world.OF_OTHERS)
     stream.spark.sql(f"CALL db.system.rollback_to_snapshot('{name(stream).partition('.')[2]}', {last})")
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(2)
+
+
+def test_a_copy_of_the_checkpoint_goes_on_with_the_table_rolled_back_to_the_snapshot_of_that_hour(
+    stream: Stream,
+) -> None:
+    stream.add(1).run(stream.rows())
+    newest, copy = stream.checkpoint, stream.folder / "copy"
+    shutil.copytree(newest, copy)
+    for _ in range(2):
+        stream.add(1).run(stream.rows())
+    stream.checkpoint = copy
+    with pytest.raises(Exception, match=r"belongs to snapshot \d+: .*rollback_to_snapshot") as raised:
+        stream.run(stream.rows())
+    snapshot = re.findall(r"belongs to snapshot (\d+)", str(raised.value))[0]
+    catalog, _, table = name(stream).partition(".")
+    stream.spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{table}', {snapshot})")
+    assert numbers(stream.run(stream.rows()).table()) == every(3)
+    assert numbers(stream.add(1).run(stream.rows()).table()) == every(4)
 
 
 def waiting(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

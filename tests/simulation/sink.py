@@ -233,6 +233,7 @@ def edges() -> Iterator[None]:
         *((module, "secrets", tokens) for module in (log_host, import_log_host)),
         (tables, "_ddl", columns_of),
         (sender, "next_batch", next_batch),
+        (sender, "moved_to", lambda *given: None),
         *((spark_actions, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
         *((spark_actions, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),
         *((staged_files, name, value) for name, value in (("stage", _stage), ("evaluate", _evaluate))),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.group_ops import PandasGroupedOpsMixin
 
@@ -131,7 +130,7 @@ def test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repe
         stream.run()
     assert stream.table() == stream.expected()
     stream.checkpoint, stream.shards = old, 3
-    with pytest.raises(StreamingQueryException, match="ForeignWriterError"):
+    with pytest.raises(ConfigError, match=r"was moved to '.*moved', whose query has its rows now"):
         stream.run()
 
 

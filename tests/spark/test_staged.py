@@ -13,8 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
+from spark_purgatory import RecordAccumulator
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Ledger
@@ -31,9 +32,10 @@ from spark_purgatory.spark.sink.staging.staged_files import (
     stage,
 )
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogEntry, StagingFolder
+from spark_purgatory.spark.storage.checkpoint_files import MOVED
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.damage import halve
-from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
 from tests.support.sink_streams import Stream, every
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -363,3 +365,36 @@ def test_the_row_hash_sees_where_a_null_is(spark: SparkSession, columns: str, on
     rows = spark.createDataFrame([one, other], columns)
     hashes = {row[0] for row in rows.select(row_hash(rows.schema)).collect()}
     assert len(hashes) == 2
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused_also_after_many_versions_of_others(stream: Stream) -> None:
+    """Its rows, which a drain of the query has taken since, came twice."""
+    table, copy = stream.folder / "table", stream.folder / "copy"
+    stream.spark.sql(f"CREATE TABLE delta.`{table}` (n bigint, part bigint) USING delta")
+    sink = stream.sink = RecordAccumulator(path=str(table), **HOUR)
+    staged_for(stream, sink, stream.add(1).rows())
+    shutil.copytree(stream.checkpoint, copy)
+    assert sink.read(stream.spark, staged=True, checkpoint=str(copy)).count() == 10
+    sink.close()
+    for _ in range(11):
+        stream.spark.sql(f"INSERT INTO delta.`{table}` VALUES (-1, 0)")
+    with pytest.raises(
+        StagingError, match="has drain 0 of the query, and the checkpoint's staging log ends at drain -1"
+    ):
+        sink.read(stream.spark, staged=True, checkpoint=str(copy))
+
+
+def test_a_checkpoint_that_was_moved_away_drains_nothing_and_does_not_start(stream: Stream) -> None:
+    """A `finally` that closed the old accumulator took the rows from under the new query."""
+    sink = stream.sink = RecordAccumulator(path=str(stream.folder / "table"), **HOUR)
+    staged_for(stream, sink, stream.add(1).rows())
+    new = stream.folder / "new"
+    shutil.copytree(stream.checkpoint, new)  # What a move does to staged rows.
+    (stream.checkpoint / MOVED).write_text(str(new))
+    with pytest.raises(ForeignWriterError, match=r"was moved to .*new, whose query has the staged rows now"):
+        sink.close()
+    with pytest.raises(ConfigError, match=r"was moved to '.*new', whose query has its rows now"):
+        stream.run(stream.rows())
+    shutil.rmtree(new)
+    sink.close()
+    assert stream.numbers() == every(1)

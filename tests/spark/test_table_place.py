@@ -282,6 +282,23 @@ def test_rows_that_wait_go_to_the_columns_of_their_names_as_of_the_version_that_
     assert stream.numbers() == every(1) and stream.table().where(BY_NAME).count() == 10
 
 
+def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says(swapping: Stream) -> None:
+    """It said to widen bigint to string, which Delta does not do."""
+    stream = swapping
+    table = f"ALTER TABLE delta.`{stream.folder / 'table'}`"
+    stream.spark.sql(f"{table} DROP COLUMN a")
+    stream.spark.sql(f"{table} ADD COLUMNS (a bigint)")
+    stream.spark.sql(said_by(stream, *BEFORE))
+    said = r"other types for a \(string, in the table bigint\).*RENAME COLUMN.*ADD COLUMNS"
+    with pytest.raises(SchemaMismatchError, match=said):
+        stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
+    stream.spark.sql(f"{table} RENAME COLUMN a TO other")
+    stream.spark.sql(f"{table} ADD COLUMNS (a string)")
+    stream.spark.sql(said_by(stream, *BEFORE))
+    stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
+    assert stream.table().where(BY_NAME).count() == 10
+
+
 @pytest.mark.long
 def test_a_restore_to_a_version_after_rows_were_staged_keeps_their_names(swapping: Stream) -> None:
     stream, table = swapping, swapping.folder / "table"

@@ -70,6 +70,8 @@ class World:
     rows: list[int] = field(default_factory=list)
     versions: list[TableVersion] = field(default_factory=list)
     """What the table says of its past, the oldest first."""
+    was: dict[int, list[int]] = field(default_factory=dict)
+    """The rows of each version."""
     last_txn: int = -1
     """Delta's own record: the last drain of the app id."""
     committed: int = 0
@@ -135,6 +137,12 @@ class World:
         number = self.versions[-1].version + 1 if self.versions else 0
         self.table_id = self.table_id or str(uuid4())
         self.versions.append(TableVersion(number, operation, parameters, commit and replace(commit, version=number)))
+        self.was[number] = list(self.rows)
+
+    def restore(self, version: int) -> None:
+        """The table goes back; Delta's own record stays."""
+        self.rows = list(self.was[version])
+        self.add("RESTORE", {"version": str(version)})
 
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         """What Delta does: a transaction that is not above the last one is skipped."""
@@ -262,7 +270,7 @@ class WorldActions(SparkActions):
         if world.takes_nothing:
             fault = "absent"
             self.sender.waited()
-        state, _ = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, intent.schema)
+        state, _ = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, intent.schema or "")
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             world.put(intent, rows, self.target)

@@ -22,21 +22,32 @@ from spark_purgatory.spark.sink.drain.actions import Found
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Intent
+<<<<<<< HEAD
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableState
+=======
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
+from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, DrainCommit, TableState, Undone
+>>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, SAYS, IcebergTarget
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, IcebergTarget
 from tests.support import iceberg_world
+<<<<<<< HEAD
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_world import AGAIN, BESIDE, WORLDS, crashed, last_of, run
+=======
+from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, Snapshot, UnknownSnapshotError, WorldIceberg
+from tests.support.sink_world import AGAIN, BESIDE, SMALL, WORLDS, Crash, crashed, last_of, run
+>>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
 
-CELLS = 3_556
+CELLS = 3_810
 FEW = ("files fill", "some are empty", "the schema changes")
 """Worlds of the short run; ``EVERY_CASE=1`` takes all."""
 SAYINGS = (
     "as it was", "a neighbour appends", "compacted", "expired", "expired with neighbours",
     "compacted and expired with neighbours", "rolled back to the beginning", "replaced", "dropped", "made again",
     "branch dropped", "branch dropped and expired with neighbours", "foreign commit", "foreign number",
+    "rolled back with its checkpoint",
 )  # fmt: skip
 
 
@@ -108,6 +119,13 @@ def said(world: IcebergWorld, saying: str) -> type[PurgatoryError] | None:
         case "rolled back to the beginning" if exists:
             world.refs["main"] = world.ancestors()[-1]
             return TableLostError if has_done else None
+        case "rolled back with its checkpoint" if exists:
+            later, at = deepcopy(world), world.refs["main"]
+            later.batches.append((later.batches[-1][0], SMALL))
+            run(later)
+            world.snapshots, world.files, world.made = later.snapshots, later.files, later.made
+            world.refs = {**later.refs, "main": at}
+            return None
         case "replaced" if exists:
             world.refs["main"] = world.commit("new", "append")
             del world.refs["new"]
@@ -177,7 +195,7 @@ def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothi
                 cells[goes_on_as_it_should(deepcopy(world), saying, f"{where}, neighbours {neighbours}")] += 1
     assert points == {*failpoints.FAILPOINTS, "in stage", IN_COMMIT}
     print(f"{cells.total():,} cells: {dict(cells)}")
-    assert cells.total() == (30_912 if every else CELLS)
+    assert cells.total() == (33_120 if every else CELLS)
     assert {"", "StorageError", "ForeignWriterError", "TableLostError"} == {*cells}
 
 
@@ -397,7 +415,7 @@ def test_a_history_is_whole_since_an_ancestor_or_the_one_that_expired_last(
 
 def test_a_snapshot_that_is_no_ancestor_was_undone_where_every_ancestor_is_there() -> None:
     assert WHOLE.undone(20) is None
-    assert WHOLE.undone(99) == "rolled back to snapshot 30, or replaced"
+    assert WHOLE.undone(99) == Undone("rolled back to snapshot 30, or replaced", 30)
     assert CUT.undone(10) is None, "nobody can tell"
 
 

@@ -2,40 +2,87 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from spark_purgatory.errors import TableLostError
-from spark_purgatory.spark.sink.drain.actions import Found
+from spark_purgatory.errors import ForeignWriterError, StagingError, TableLostError
+from spark_purgatory.spark.sink.drain.actions import Found, NotThere
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent
+from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, TakenBack
 from spark_purgatory.spark.sink.table.delta_history import mark, whole_history
 from spark_purgatory.spark.sink.table.history import TableFacts, TableState
 from tests.simulation.table import Table
 
+PIECE = Piece("", "rows/part-0", 1, 100, 7, 1, 0)
+FACTS = TableFacts("a table", "/table", ())
 
-@pytest.mark.parametrize("is_written_by_this_run", [True, False])
-@pytest.mark.parametrize("restores", [True, False])
-def test_a_restore_while_a_drain_is_written_is_seen_when_it_is_read_back(
-    restores: bool, is_written_by_this_run: bool
-) -> None:
-    table = Table()
+
+def drained(table: Table, restored_to: int | None = None, after: bool = False) -> tuple[Ledger, Intent, TableState]:
+    """The second drain, in version 2, of a query whose first is in version 1; a RESTORE before or after it."""
     table.neighbour()
     table.commit([1], "app", 0, mark("app", 0, "first"))
-    if restores:
-        table.restore(back=1)
+    if restored_to is not None and not after:
+        table.restore(back=table.version - restored_to)
     table.commit([2], "app", 1, mark("app", 1, "second"))
-    intent = Intent(1, "second", table.id, "", 7, Contents(), (), (), (0, 1), 0, table_version=1, base_version=1)
-    ledger = Ledger(intent=intent, names=Names("/checkpoint", "/checkpoint/staging", "/table", "app"))
-    if is_written_by_this_run:
-        ledger.drain, ledger.before_version = DrainState.WRITTEN, 1
+    if restored_to is not None and after:
+        table.restore(back=table.version - restored_to)
+    intent = Intent(1, "second", table.id, "", 7, Contents(), (PIECE,), (), (0, 1), 0, table_version=1, base_version=1)
+    ledger = Ledger(intent=intent, names=Names("/checkpoint", "/checkpoint/staging", "/table", "app", "t"))
     history = whole_history(lambda limit: table.versions[-limit:], intent.base_version - 1)
-    state = TableState(TableFacts("a table", "/table", ()), history)
-    if restores:
-        with pytest.raises(
-            TableLostError,
-            match=r"drains, but they are missing .*: it was restored to version 0 while a drain was written",
-        ):
-            TableTruth().read_back(ledger, intent, state)
+    return ledger, intent, TableState(FACTS, history)
+
+
+def written(ledger: Ledger, by_this_run: bool) -> Ledger:
+    if by_this_run:
+        ledger.drain, ledger.before_version = DrainState.WRITTEN, 1
     else:
-        assert isinstance(TableTruth().read_back(ledger, intent, state), Found)
+        ledger.drain = DrainState.UNSURE
+    return ledger
+
+
+@pytest.mark.parametrize("by_this_run", [True, False])
+def test_a_restore_while_a_drain_is_written_is_seen_when_it_is_read_back(by_this_run: bool) -> None:
+    ledger, intent, state = drained(Table(), restored_to=0)
+    with pytest.raises(
+        TableLostError,
+        match=r"it was restored to version 0 while a drain was written\. Rows of drain 1 may be in the table of now",
+    ):
+        TableTruth().read_back(written(ledger, by_this_run), intent, state)
+    ledger, intent, state = drained(Table())
+    assert isinstance(TableTruth().read_back(written(ledger, by_this_run), intent, state), Found)
+
+
+@pytest.mark.parametrize("by_this_run", [True, False])
+def test_a_restore_after_a_drain_was_written_takes_it_back_though_the_one_before_is_there(by_this_run: bool) -> None:
+    """The run ended well, and its rows were gone."""
+    ledger, intent, state = drained(Table(), restored_to=1, after=True)
+    assert TableTruth().read_back(written(ledger, by_this_run), intent, state) == NotThere(TakenBack(1, 3))
+
+
+def test_other_rows_than_the_staged_ones_stop_the_query_until_the_owner_says_that_the_drain_is_right() -> None:
+    ledger, _, state = drained(Table())
+    newest, *older = state.history.entries
+    wrong = replace(newest, commit=replace(newest.commit, rows=5))
+    history = replace(state.history, entries=(wrong, *older))
+    for _ in range(2):
+        with pytest.raises(StagingError, match=r"committed 5 rows .* files held 1") as raised:
+            TableTruth().look(written(ledger, False), TableState(FACTS, history))
+    name, value = re.findall(r"TBLPROPERTIES \('(.*?)' = '(.*?)'\)", str(raised.value))[0]
+    told = TableState(replace(FACTS, properties={name: value}), history)
+    assert TableTruth().look(ledger, told).commit == wrong.commit
+
+
+def test_a_checkpoint_that_is_older_than_the_table_is_told_the_version_that_belongs_to_it() -> None:
+    table = Table()
+    ledger, _, _ = drained(table)
+    ledger.intent = replace(ledger.intent, number=0, uuid="first", table_version=None)
+    ledger.drain, ledger.table_version, ledger.table_id = DrainState.DONE, 1, "a table"
+    history = whole_history(lambda limit: table.versions[-limit:], 0)
+    with pytest.raises(ForeignWriterError, match="it belongs to version 1: RESTORE the table to version 1, "):
+        TableTruth().look(ledger, TableState(FACTS, history))
+    table.restore(back=1)
+    history = whole_history(lambda limit: table.versions[-limit:], 0)
+    assert TableTruth().look(ledger, TableState(FACTS, history)).taken_back == TakenBack(1, 3)

@@ -17,6 +17,7 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.own_session import own_session
 
@@ -112,8 +113,8 @@ class AccumulatorQuery:
 
     @property
     def target(self) -> Target:
-        """The table that the query was started for."""
-        return self._sender.target
+        """The table that the query was started for. The sink's own object has facts that only its thread may read."""
+        return opened(self._sender.options)
 
     def metrics(self) -> dict[str, float]:
         """Return the sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect."""

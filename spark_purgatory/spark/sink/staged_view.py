@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.nested import by_name, merged
+from spark_purgatory.spark.sink.drain.table_truth import drains_in
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece
@@ -99,16 +98,19 @@ def _looked_at(
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
             if version != NO_VERSION:
-                _check_newest(spark, target, ledger, app_id, before.drains(app_id))
+                _check_newest(spark, target, ledger, app_id)
             return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
-def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, drains: Collection[int]) -> None:
+def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> None:
     """Raise StagingError if the table has a later drain than the log: rows that are staged here may be in it, too."""
-    known = -1
-    if ledger.intent is not None and (known := ledger.intent.number) not in drains:
-        drains = target.history(spark, ledger.intent.base_version).drains(app_id)
+    if ledger.schema is None:
+        return  # Nothing was staged.
+    known, since = -1, StagedColumns.of(ledger.schema).version
+    if ledger.intent is not None:
+        known, since = ledger.intent.number, ledger.intent.base_version
+    drains, _ = drains_in(target.history(spark, since), app_id)
     if max(drains, default=known) > known:
         raise StagingError(
             f"table {target} has drain {max(drains)} of the query, and the checkpoint's staging log ends at drain "
@@ -131,7 +133,7 @@ def _waiting(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, v
         return staged
     if version != NO_VERSION:
         history = target.history(spark, intent.base_version)
-        if intent.number in history.up_to(version).drains(app_id):
+        if intent.number in drains_in(history.up_to(version), app_id)[0]:
             return staged
         if intent.number not in history.drains(app_id) and not history.is_whole_since(intent.base_version):
             raise StagingError(

@@ -25,7 +25,7 @@ from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, Tabl
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
 from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
-from spark_purgatory.spark.storage.checkpoint_files import check_files
+from spark_purgatory.spark.storage.checkpoint_files import check_files, moved_to
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -55,6 +55,11 @@ def checked(
         if bound != now:
             target, facts, folder = _looked_at(spark, bound, checkpoint)
         if has_begun:
+            if (moved := moved_to(spark, checkpoint)) is not None:
+                raise ConfigError(
+                    f"checkpoint={checkpoint!r} was moved to {moved!r}, whose query has its rows now. Nothing was "
+                    "started. Start with that one, or move it again, to another folder"
+                )
             check_files(spark, checkpoint)
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))
         if facts is None:

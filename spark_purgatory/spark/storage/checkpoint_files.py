@@ -23,6 +23,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_r
 
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 """The file ``metadata`` of an unfinished move: one word, because Spark quotes one when it stops."""
+MOVED = "moved"  # The file of a checkpoint that names the one that it was moved to.
 STATE_IDS = "stateUniqueIds"
 _NUMBERED = re.compile(r"/((?:offsets|commits|sources/\d+))/(\d+)(\.compact)?$")
 COPY = f"bring it back from a copy, or {START_OVER}"
@@ -47,6 +48,19 @@ class Damage(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path} {self.fault}: {self.remedy}"
+
+
+def moved_to(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return the checkpoint that this one was moved to; None if it was not, or that one was removed."""
+    try:
+        rows = spark.read.text(literal(f"{checkpoint.rstrip('/')}/{MOVED}")).collect()
+        target = "".join(row["value"] for row in rows)
+        spark.read.text(literal(f"{target}/metadata")).inputFiles()
+        return target
+    except SPARK_FAULTS as error:
+        if not isinstance(error, AnalysisException) or error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
 
 
 def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undone: str = "started") -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spark_purgatory.spark.sink.staging.ledger import Failed
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch, TakenBack
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 # --- actions --------------------------------------------------------------------------------------
@@ -18,6 +18,12 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 
 class Look:
     """Compare the log with the table. A run does this first."""
+
+
+class Renumber(NamedTuple):
+    """Give the last intent a number above those of drains that a RESTORE took back: Delta would skip theirs."""
+
+    taken_back: TakenBack
 
 
 class Adopt:
@@ -84,7 +90,9 @@ class Return:
     """End the call: nothing more can be done now."""
 
 
-Action = Look | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
+Action = (
+    Look | Renumber | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
+)
 HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
 
 # --- results --------------------------------------------------------------------------------------
@@ -95,6 +103,13 @@ class Looked(NamedTuple):
 
     table_id: str | None
     commit: DrainCommit | None
+    taken_back: TakenBack | None = None
+
+
+class Renumbered(NamedTuple):
+    """The intent that is durable now; it takes what the last one took and has not brought to the table."""
+
+    intent: Intent
 
 
 class Adopted(NamedTuple):
@@ -145,12 +160,28 @@ class Found(NamedTuple):
     commit: DrainCommit
 
 
-class NotThere:
+class NotThere(NamedTuple):
     """The table's history does not show the commit. If the table has it all the same, it skips the next try."""
+
+    taken_back: TakenBack | None = None
 
 
 Done = Admit | CleanUp | Wait  # These actions are their own results.
-Result = Looked | Adopted | Skipped | Staged | Counted | Intended | Begun | Committed | Failed | Found | NotThere | Done
+Result = (
+    Looked
+    | Renumbered
+    | Adopted
+    | Skipped
+    | Staged
+    | Counted
+    | Intended
+    | Begun
+    | Committed
+    | Failed
+    | Found
+    | NotThere
+    | Done
+)
 
 
 @dataclass

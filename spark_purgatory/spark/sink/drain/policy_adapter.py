@@ -7,8 +7,10 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
@@ -23,6 +25,7 @@ from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch, by_par
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
+R = TypeVar("R")
 WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
@@ -193,7 +196,10 @@ class PolicyAdapter:
     def _retry(self, said: str) -> None:
         self.totals["drain_retries_total"] += 1
         error = StorageError(said)
-        outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]
+        outcomes = [
+            _logged(partial(self.policy.retry, batch, self.now(), error), if_raised=False)
+            for batch in reversed(self.in_drain)
+        ]
         self.is_out_of_time = not all(outcomes)
         if not self.is_out_of_time:
             attempts = max(batch.attempts for batch in self.in_drain)
@@ -230,7 +236,7 @@ class PolicyAdapter:
             queued_ms = max(0, now_ms - min(piece.staged_ms for piece in batch.records))
             rows = sum(piece.rows for piece in batch.records)
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
-            self.policy.complete(batch, delivery)
+            _logged(partial(self.policy.complete, batch, delivery), if_raised=None)
             self.notify(delivery, None)
 
     def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
@@ -257,6 +263,15 @@ class PolicyAdapter:
         if files := self.totals["drained_files_total"]:
             values["file_bytes_avg"] = self.totals["drained_bytes_total"] / files
         return values
+
+
+def _logged(end: Callable[[], R], if_raised: R) -> R:
+    """End a batch. Errors of callbacks, which come once it has ended, are logged, as by Kafka's producer."""
+    try:
+        return end()
+    except ExceptionGroup:
+        LOG.exception("a callback of a future raised an error, which changes nothing else")
+        return if_raised
 
 
 def _pieces_in(batches: Iterable[ProducerBatch[str, Piece, Delivery]]) -> tuple[Piece, ...]:

@@ -35,6 +35,7 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
     (DrainState.UNSURE, do.NotThere): DrainState.INTENDED,
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
+    (DrainState.WRITTEN, do.NotThere): DrainState.INTENDED,
     (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
 OF_DRAINS = tuple({result for _, result in MOVES})
@@ -49,6 +50,8 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.Stop(ledger.fault)
     if not ledger.is_compared:
         return do.Look()
+    if ledger.taken_back is not None and ledger.drain in (DrainState.DONE, DrainState.INTENDED):
+        return do.Renumber(ledger.taken_back)
     if not ledger.is_adopted:
         return do.Adopt()
     if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
@@ -147,10 +150,12 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
             raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
         ledger.drain = MOVES[(ledger.drain, type(result))]
     match result:
-        case do.Looked(table_id, commit):
-            ledger.is_compared, ledger.table_id = True, table_id
+        case do.Looked(table_id, commit, taken_back):
+            ledger.is_compared, ledger.table_id, ledger.taken_back = True, table_id, taken_back
             if not ledger.is_done:
-                apply(ledger, do.NotThere() if commit is None else do.Found(table_id, commit), work)
+                apply(ledger, do.NotThere(taken_back) if commit is None else do.Found(table_id, commit), work)
+        case do.Renumbered(intent):
+            ledger.renumber(intent)
         case do.Adopted(pieces, repartitions):
             lost = ledger.adopt(pieces, work.before, repartitions)
             ledger.is_adopted = True
@@ -185,17 +190,11 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
         case do.Found(table_id, commit):
             ledger.failure, ledger.table_id = None, table_id
             ledger.table_version = None if commit.version == NO_VERSION else commit.version
-            taken_rows = commit.rows if ledger.intent is None else ledger.intent.taken_rows
-            if commit.rows not in (None, taken_rows):
-                ledger.fault = StagingError(
-                    f"drain {commit.number} to table {ledger.names.table} committed {commit.rows:,} rows in version "
-                    f"{commit.version}, and its staged files held {taken_rows:,}: they were damaged while they were "
-                    "read. Nothing was removed, the staged files wait. Compare them with the table before you start "
-                    "again"
-                )
         case do.CleanUp():
             ledger.epochs -= ledger.idle_epochs()
-        case do.Begun() | do.NotThere() | do.Wait():
+        case do.NotThere(taken_back):
+            ledger.taken_back = taken_back
+        case do.Begun() | do.Wait():
             pass
         case _:
             raise BugError(f"{result!r} is not the result of an action")

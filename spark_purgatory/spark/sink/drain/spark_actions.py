@@ -18,8 +18,16 @@ from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageEr
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging import ledger_format, staged_files
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch, by_partition
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Failed, Ledger, Names
+from spark_purgatory.spark.sink.staging.pieces import (
+    Contents,
+    EmptyRun,
+    Intent,
+    Piece,
+    StagedBatch,
+    TakenBack,
+    by_partition,
+)
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.history import TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
@@ -61,7 +69,7 @@ class SparkActions:
         ledger = ledger_format.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
         checkpoint, app_id = errors.without_login(self.checkpoint), app_id_of(spark, self.checkpoint)
-        ledger.names = Names(checkpoint, self.folder.uri, str(self.target), app_id)
+        ledger.names = Names(checkpoint, self.folder.uri, str(self.target), app_id, self.target.sql_place)
         return ledger
 
     def carry_out(self, action: do.Action, ledger: Ledger, work: do.Work) -> do.Result:
@@ -85,6 +93,8 @@ class SparkActions:
         match action:
             case do.Look():
                 return self.look(spark, ledger)
+            case do.Renumber(taken_back):
+                return do.Renumbered(self._renumber(spark, ledger, taken_back))
             case do.Adopt():
                 pieces = self.find(spark, ledger, work.before)
                 return do.Adopted(pieces, self._repartitions(spark, ledger, pieces, work.before))
@@ -226,6 +236,36 @@ class SparkActions:
             ledger_format.check_alone(work.spark, self.folder, intent)
         return do.Intended(intent)
 
+    def _renumber(self, spark: SparkSession, ledger: Ledger, taken_back: TakenBack) -> Intent:
+        """Write the last intent again, above the drains that were taken back; without rows if it is done."""
+        number = max(taken_back.number, ledger.next_drain - 1) + 1
+        last = ledger.intent or Intent(
+            number=number,
+            uuid="",
+            table_id=None,
+            schema=ledger.schema,
+            last_batch=NO_BATCH,
+            last_contents=Contents(),
+            taken=(),
+            left=(),
+            epochs=(),
+            run=ledger.run.number,
+        )
+        intent = replace(
+            last,
+            number=number,
+            uuid=str(uuid4()),
+            table_id=ledger.table_id,
+            taken=() if ledger.is_done else last.taken,
+            epochs=tuple(sorted(ledger.epochs | {number})),
+            table_version=taken_back.version,
+            base_version=taken_back.version,
+        )
+        self.folder.write_entry(spark, number, *ledger_format.intent_entry(intent))
+        with writing(f"intent {number}", self.folder.uri):
+            ledger_format.check_alone(spark, self.folder, intent)
+        return intent
+
     def check_table(
         self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str
     ) -> tuple[TableState, str]:
@@ -240,9 +280,9 @@ class SparkActions:
         checked, self._checked = self._checked, None
         if pieces := checked[1] if checked else intent.taken:
             self.check_pieces(spark, ledger, pieces)
-        table_id = ledger.table_id or intent.table_id
-        state = checked[0] if checked else self.check_table(spark, ledger, table_id, intent.schema)[0]
-        schema, files = StagedColumns.of(intent.schema).rows, [*by_partition(intent.taken).values()]
+        table_id, columns = ledger.table_id or intent.table_id, intent.schema or ""
+        state = checked[0] if checked else self.check_table(spark, ledger, table_id, columns)[0]
+        schema, files = StagedColumns.of(columns).rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))
             mark = ledger.names.app_id, intent.number, intent.uuid

@@ -6,13 +6,21 @@ Nothing here reads the table; `spark_actions` does, and hands over a `TableState
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from spark_purgatory import errors
 from spark_purgatory.errors import START_OVER
 from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableState
+from spark_purgatory.spark.sink.staging.pieces import Intent, TakenBack
+from spark_purgatory.spark.sink.table.history import (
+    COMMITTED,
+    NO_VERSION,
+    SAYS,
+    DrainCommit,
+    History,
+    TableState,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -24,12 +32,10 @@ class TableTruth:
         self._said_cut = False
 
     def look(self, ledger: Ledger, state: TableState) -> Looked:
-        """Compare the table with the log at a start. TableLostError, ForeignWriterError."""
+        """Compare the table with the log at a start. TableLostError, ForeignWriterError, StagingError."""
         self.compare(ledger, state)
         intent, names, history = None if ledger.is_done else ledger.intent, ledger.names, state.history
-        commit = None if intent is None else _found(names, history, intent)
-        if commit is not None:
-            self.check_restore(names, commit.version, history)
+        commit = None if intent is None else self._found(names, intent, state)
         if intent is None:
             drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
             LOG.info("start: table %s, checkpoint %s: %s", names.table, names.checkpoint, drains)
@@ -40,48 +46,66 @@ class TableTruth:
             elif not history.is_whole_since(intent.base_version):
                 what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
             LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
-        return Looked(state.facts.id if state.facts else None, commit)
+        return Looked(state.facts.id if state.facts else None, commit, _taken_back(ledger, history))
 
     def compare(self, ledger: Ledger, state: TableState) -> None:
         """Raise TableLostError or ForeignWriterError in cases G and H."""
         facts, history, names = state.facts, state.history, ledger.names
         number = ledger.intent.number if ledger.intent else NO_BATCH
         if ledger.table_id is not None and (facts is None or facts.id != ledger.table_id):
-            raise _lost(names, number, "it was dropped or replaced")
+            raise _lost(names, number, "it was dropped or replaced", history)
         last_done = number if ledger.is_done else number - 1
         if facts is None and last_done > NO_BATCH:
-            raise _lost(names, number, "it was dropped, or is another table")
+            raise _lost(names, number, "it was dropped, or is another table", history)
         _check_query_id(ledger, last_done, history)
-        drains = history.drains(names.app_id)
+        version, drains = ledger.table_version, drains_in(history, names.app_id)[0]
+        is_old = version is not None and history.lacks(version, names.app_id)
+        if not is_old:
+            self.check_restore(names, version, history)
         if drains and max(drains) > number:
-            raise _foreign(names, max(drains), number)
-        if (version := ledger.table_version) is None:
+            raise _foreign(names, drains, number, history)
+        if version is None:
             return
-        is_there = last_done in drains or not history.is_whole_from(version)
-        if history.lacks(version, names.app_id) or not is_there:
+        is_there = last_done in drains or history.is_back(version) or not history.is_whole_from(version)
+        if is_old or not is_there:
             what = history.words.version
             why = f"its {what} {version} should be drain {last_done}, but it is at {what} {history.version}: it was "
-            raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
-        self.check_restore(names, version, history)
+            raise _lost(names, number, f"{why}replaced, is an old copy, or is another table", history)
 
     def read_back(self, ledger: Ledger, intent: Intent, state: TableState) -> Found | NotThere:
-        """Return the commit of an intent, if any. SkippedWriteError, ForeignWriterError, TableLostError."""
-        if (before := intent.table_version) not in (None, NO_VERSION) and (undone := state.history.undone(before)):
-            raise _lost(ledger.names, intent.number, f"it was {undone} while a drain was written")
-        if ledger.drain is DrainState.WRITTEN and ledger.before_version is not None:
-            return _read_written(ledger.names, intent, ledger.before_version, state)
-        commit = _found(ledger.names, state.history, intent)
-        return NotThere() if commit is None or state.facts is None else Found(state.facts.id, commit)
+        """Return the commit of an intent, if any.
+
+        Raises SkippedWriteError, ForeignWriterError, TableLostError, StagingError.
+        """
+        facts, history, names = state.facts, state.history, ledger.names
+        if (before := intent.table_version) not in (None, NO_VERSION) and (undone := history.undone(before)):
+            raise _lost(names, intent.number, f"it was {undone.what} while a drain was written", history, intent)
+        is_written = ledger.drain is DrainState.WRITTEN and ledger.before_version is not None
+        if is_written and facts is None:
+            raise _lost(names, intent.number, "it is gone after a commit to it", history, intent)
+        if is_written and facts is not None and intent.table_id not in (None, facts.id):
+            raise _lost(names, intent.number, "it was replaced while a drain was written", history, intent)
+        commit = self._found(names, intent, state)
+        if facts is not None and commit is not None:
+            return Found(facts.id, commit)
+        taken_back = _taken_back(ledger, history)
+        if facts is None or taken_back is not None or not is_written:
+            return NotThere(taken_back)
+        return Found(facts.id, _skipped(names, intent, ledger.before_version or NO_VERSION, history))
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""
         if version in (None, NO_VERSION):
             return
         if (undone := history.undone(version)) is not None:
+            what = history.words.version
+            copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}" * (
+                undone.to is not None
+            )
             raise errors.TableLostError(
-                f"table {names.table} was {undone}, before {history.words.version} {version} with the last drain of "
+                f"table {names.table} was {undone.what}, before {what} {version} with the last drain of "
                 "this query: rows that were delivered are gone. Nothing was written, and staged rows wait. "
-                f"{history.words.restore} {version} or later and start again, or {START_OVER}"
+                f"{history.words.restore} {version} or later and start again{copy}, or {START_OVER}"
             )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
@@ -89,6 +113,52 @@ class TableTruth:
                 f"the history of table {names.table} was cut after the last drain ({history.words.version} {version}): "
                 f"a RESTORE since then would not show. {history.words.keep}"
             )
+
+    def _found(self, names: Names, intent: Intent, state: TableState) -> DrainCommit | None:
+        """Return the commit of an intent in the table. ForeignWriterError if it is another run's."""
+        history, drains = state.history, drains_in(state.history, names.app_id)[0]
+        commit = drains.get(intent.number)
+        if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
+            raise _foreign(names, drains, intent.number, history)
+        if commit is None:
+            return None
+        self.check_restore(names, commit.version, history)
+        is_accepted = state.facts is not None and state.facts.properties.get(SAYS + intent.uuid) == COMMITTED
+        if is_accepted or commit.rows in (None, intent.taken_rows):
+            return commit
+        raise errors.StagingError(
+            f"drain {commit.number} to table {names.table} committed {commit.rows:,} rows in {history.words.version} "
+            f"{commit.version}, and its staged files held {intent.taken_rows:,}: they were damaged while they were "
+            "read. Nothing was removed, and the staged files wait. Compare the rows that it added with these files, "
+            f"and put the table right. Then say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
+            f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again"
+        )
+
+
+def drains_in(history: History, app_id: str) -> tuple[dict[int, DrainCommit], TakenBack | None]:
+    """Return the query's drains that the table has, and those that a RESTORE to an earlier version took back."""
+    found: dict[int, DrainCommit] = {}
+    number = version = NO_VERSION
+    for commit in history.drains(app_id).values():
+        undone = None if commit.version == NO_VERSION else history.undone(commit.version)
+        if undone is None or undone.to is None:
+            found[commit.number] = commit
+        else:
+            number, version = max(number, commit.number), max(version, undone.at)
+    return found, None if number == NO_VERSION else TakenBack(number, version)
+
+
+def _taken_back(ledger: Ledger, history: History) -> TakenBack | None:
+    """Return drains that a RESTORE took back, if the table would skip the next one for its number."""
+    _, taken_back = drains_in(history, ledger.names.app_id)
+    first = ledger.next_drain if ledger.is_done else ledger.next_drain - 1
+    if taken_back is None or taken_back.number < first:
+        return None
+    LOG.warning(
+        f"table {ledger.names.table} was restored in version {taken_back.version} to before drain {taken_back.number} "
+        "of this query, which the checkpoint does not have or brings again, under a later number"
+    )
+    return taken_back
 
 
 def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
@@ -114,55 +184,54 @@ def since(ledger: Ledger) -> int | None:
     return None if ledger.intent is None or ledger.is_done else ledger.intent.base_version
 
 
-def _read_written(names: Names, intent: Intent, before: int, state: TableState) -> Found:
-    """Return the commit of an intent whose write returned; the table was at version ``before`` before it."""
-    facts, history = state.facts, state.history
-    if facts is None:
-        raise _lost(names, intent.number, "it is gone after a commit to it")
-    if intent.table_id not in (None, facts.id):
-        raise _lost(names, intent.number, "it was replaced while a drain was written")
-    commit = _found(names, history, intent)
-    if commit is None:
-        if history.is_whole_since(intent.base_version):
-            raise errors.SkippedWriteError(
-                f"drain {intent.number} was written to table {names.table} without an error, but its history has "
-                f"no such commit of app id {names.app_id!r}: {history.words.skips}, so someone else writes with this "
-                f"app id, or an old copy of the checkpoint was brought back. Staged rows wait. Stop the other writer, "
-                f"and {START_OVER}"
-            )
-        if not history.is_whole_since(before):
-            raise errors.StorageError(
-                f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
-                f"while drain {intent.number} was written, so it does not show whether the drain was committed after "
-                f"version {before}. Staged rows wait. {history.words.keep}, and start again"
-            )
-        what = "was committed before the table's history was cut: the table skipped it"
-        LOG.warning(f"table {names.table}, drain {intent.number} {what}")
-        commit = DrainCommit(NO_VERSION, names.app_id, intent.number, intent.uuid)
-    return Found(facts.id, commit)
+def _skipped(names: Names, intent: Intent, before: int, history: History) -> DrainCommit:
+    """Return the commit of an intent that the table skipped; it was at version ``before`` then."""
+    if history.is_whole_since(intent.base_version):
+        raise errors.SkippedWriteError(
+            f"drain {intent.number} was written to table {names.table} without an error, but its history has "
+            f"no such commit of app id {names.app_id!r}: {history.words.skips}, so someone else writes with this "
+            f"app id, or an old copy of the checkpoint was brought back. Staged rows wait. Stop the other writer, "
+            f"and {START_OVER}"
+        )
+    if not history.is_whole_since(before):
+        raise errors.StorageError(
+            f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
+            f"while drain {intent.number} was written, so it does not show whether the drain was committed after "
+            f"version {before}. Staged rows wait. {history.words.keep}, and start again"
+        )
+    what = "was committed before the table's history was cut: the table skipped it"
+    LOG.warning(f"table {names.table}, drain {intent.number} {what}")
+    return DrainCommit(NO_VERSION, names.app_id, intent.number, intent.uuid)
 
 
-def _found(names: Names, history: History, intent: Intent) -> DrainCommit | None:
-    """Return the commit of an intent in the table's history. ForeignWriterError if it is another run's."""
-    drains = history.drains(names.app_id)
-    commit = drains.get(intent.number)
-    if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
-        raise _foreign(names, max(drains), intent.number)
-    return commit
-
-
-def _lost(names: Names, number: int, why: str) -> errors.TableLostError:
+def _lost(
+    names: Names, number: int, why: str, history: History, written: Intent | None = None
+) -> errors.TableLostError:
+    """``written``: the intent whose rows may be in the table that is there now."""
+    what = "Nothing was written" if written is None else f"Rows of drain {number} may be in the table of now"
+    replaced = next((entry.version for entry in history.entries if entry.replaces), None)
+    before = None if replaced is None else history.version_before(replaced)
+    bring = "Bring the earlier table back from a copy" if before is None else f"{history.words.restore} {before}"
     return errors.TableLostError(
         f"checkpoint {names.checkpoint} has made {number + 1} drains, but they are missing from table {names.table}: "
-        f"{why}. Nothing was written, and staged rows wait. Bring the table back, or {START_OVER}"
+        f"{why}. {what}, and staged rows wait. {bring} and start again, which writes them, or {START_OVER}"
     )
 
 
-def _foreign(names: Names, last: int, number: int) -> errors.ForeignWriterError:
+def _foreign(names: Names, drains: Mapping[int, DrainCommit], last: int, history: History) -> errors.ForeignWriterError:
+    first = min((commit.version for number, commit in drains.items() if number > last), default=NO_VERSION)
+    before = None if first == NO_VERSION else history.version_before(first)
+    copy = ""
+    if before is not None:
+        copy = (
+            f"If it is an old copy, and no later one is left, it belongs to {history.words.version} {before}: "
+            f"{history.words.restore} {before}, which takes back what anybody wrote since, and start again. "
+        )
     return errors.ForeignWriterError(
-        f"table {names.table} holds transaction {last} of app id {names.app_id!r}, which this run did not make (its "
-        f"last drain is {number}). Another run of the query, or someone with its app id, writes to the table, or the "
-        f"entry intent={last} was removed from {names.folder}/log. This run removed nothing, and staged rows wait. "
-        "If the entry was removed, bring it back from a copy. If this checkpoint was moved (spark-purgatory move), use "
-        f"the new one. Otherwise stop the other writer, and {START_OVER}"
+        f"table {names.table} holds transaction {max(drains)} of app id {names.app_id!r}, which this run did not make "
+        f"(its last drain is {last}). Another run of the query, or someone with its app id, writes to the table, or "
+        f"the entry intent={max(drains)} was removed from {names.folder}/log. This run removed nothing, and staged "
+        "rows wait. If the entry was removed, bring it back from a copy. If this checkpoint was moved "
+        "(spark-purgatory move), use the new one; if it is the new one, and the old one has written since, move the "
+        f"old one again. {copy}Otherwise stop the other writer, and {START_OVER}"
     )

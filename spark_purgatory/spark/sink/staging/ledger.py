@@ -21,6 +21,7 @@ from spark_purgatory.spark.sink.staging.pieces import (
     Piece,
     Run,
     StagedBatch,
+    TakenBack,
     batch_of,
     idle_paths,
 )
@@ -46,6 +47,7 @@ class Names(NamedTuple):
     folder: str = ""
     table: str = ""
     app_id: str = ""
+    sql_place: str = ""  # The table in Spark's statements.
 
 
 class Failed(NamedTuple):
@@ -76,6 +78,7 @@ class Ledger:
     names: Names = field(default_factory=Names)
     failure: Failed | None = None  # Why the table did not take the last drain; None once it took one.
     fault: PurgatoryError | None = None  # The error that ends the query.
+    taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
     before_version: int | None = None  # The table's version before the commit that returned last.
     is_compared: bool = False  # The log was compared with the table, which a run does first.
     is_adopted: bool = False  # Everything staged since the last intent counts, which a run does second.
@@ -226,6 +229,11 @@ class Ledger:
         self.schema = intent.schema
         self.epochs.update(intent.epochs)
         self.empty = []
+
+    def renumber(self, intent: Intent) -> None:
+        """Continue from the same intent under another number."""
+        self.intent, self.taken_back, self.table_version = intent, None, intent.table_version
+        self.epochs.update(intent.epochs)
 
     def idle_folders(self) -> list[str]:
         """Return the folders below the staging folder that can go once the last intent is done."""

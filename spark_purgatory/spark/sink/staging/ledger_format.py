@@ -57,7 +57,7 @@ def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool =
 def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> None:
     """Raise ForeignWriterError if someone else made an intent of this number, or has ended it."""
     ledger = read_ledger(spark, folder)
-    if ledger.intent is None or ledger.intent.uuid != intent.uuid or ledger.is_done:
+    if ledger.intent is None or ledger.intent.uuid != intent.uuid or (ledger.is_done and intent.taken):
         found = "none" if ledger.intent is None else f"number {ledger.intent.number} of another run"
         raise ForeignWriterError(
             f"{folder} should hold intent {intent.number} of this run but holds {found}: two runs write at once. "
@@ -94,7 +94,7 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
         last = max(intents, key=lambda intent: intent.number)
         ledger.take(last)
         done = of["done"].get(f"done={last.number}")
-        ledger.drain = DrainState.UNSURE if done is None else DrainState.DONE
+        ledger.drain = DrainState.UNSURE if done is None and last.taken else DrainState.DONE
         ledger.table_version = last.table_version if done is None else done["table_version"]
         ledger.table_id = last.table_id if done is None else done["table_id"]
     for body in sorted(of["schema"].values(), key=lambda body: body["batch_id"]):

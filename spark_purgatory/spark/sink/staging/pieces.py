@@ -117,6 +117,13 @@ class Run:
         return f"{epoch_path(epoch)}/batch={batch_id:020d}-{self.number:06d}-{self.id}"
 
 
+class TakenBack(NamedTuple):
+    """Drains up to a number are in the table's history, but in a version the table went back to before them."""
+
+    number: int
+    version: int
+
+
 @dataclass(frozen=True)
 class Intent:
     """The rows that a drain will commit."""
@@ -124,10 +131,10 @@ class Intent:
     number: int  # The drain's number.
     uuid: str  # The mark of its commit has it, too.
     table_id: str | None  # None if the drain must create the table.
-    schema: str
+    schema: str | None  # None if nothing was staged yet.
     last_batch: int  # The last micro-batch that counts. Spark has committed it, so ``taken`` and ``left`` are final.
     last_contents: Contents  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
-    taken: tuple[Piece, ...]
+    taken: tuple[Piece, ...]  # Without any it is done by itself (`Renumber`).
     left: tuple[Piece, ...]
     epochs: tuple[int, ...]  # Epochs whose files were not removed when the intent was made.
     run: int  # Number of the run that made it.

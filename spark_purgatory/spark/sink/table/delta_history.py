@@ -89,7 +89,7 @@ class DeltaHistory(history.History):
             at = None if entry is None else made_of(entry)
         return found
 
-    def undone(self, version: int) -> str | None:
+    def undone(self, version: int) -> history.Undone | None:
         """Return what removed a version from the table; None if it is still part of it.
 
         A RESTORE keeps the table's id and Delta's record of transactions, so neither shows it. A later RESTORE may have
@@ -99,11 +99,12 @@ class DeltaHistory(history.History):
             if entry is None or at <= version:
                 return None
             if entry.replaces:
-                return f"replaced in version {at}"
+                return history.Undone(f"replaced in version {at}", at)
             if (before := made_of(entry)) is None:
-                return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"
+                time = (entry.parameters.get("timestamp") or "").strip('"')
+                return history.Undone(f"restored to time {time}", at)
             if before < version:
-                return f"restored to version {before}"
+                return history.Undone(f"restored to version {before}", at, before)
         return None
 
     def renamed(self, since: int) -> int | None:

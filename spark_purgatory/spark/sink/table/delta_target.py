@@ -57,6 +57,7 @@ class DeltaTarget(Target):
     no_history = DeltaHistory(())
     adding = AUTO_MERGE
     widening = "set its property delta.enableTypeWidening = true, then "
+    renaming = "with its property delta.columnMapping.mode = name, "
     _newest: tuple[TableVersion, ...] = ()  # The newest version at the last look.
     has_folder = False  # The path existed at the last look, with a table or without.
     _is_small = False  # At the last look it had few files, or there was no table.

@@ -11,10 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar, NamedTuple, Self
 
 NO_VERSION = -1  # The version before a table's first one.
 FIRST_LOOK = 10  # Versions that are read first: all since the last drain, unless others write much.
+# A table's owner may give an intent one of these values, in a property that begins with `SAYS`.
+COMMITTED, NOT_COMMITTED = "committed", "not committed"
+SAYS = "spark_purgatory.intent."
 LOOKED_AT = 1000  # Versions in which other queries are looked for. Reading them takes 3 s.
 
 
@@ -45,6 +49,14 @@ class TableVersion:
     def replaces(self) -> bool:
         """True if it replaced all of the table but its id."""
         return "REPLACE TABLE" in self.operation or self.operation == "CLONE"
+
+
+class Undone(NamedTuple):
+    """A change that removed a version from the table."""
+
+    what: str
+    at: int  # The version that did so.
+    to: int | None = None  # The version that the table went back to; None if that is not known, or it was replaced.
 
 
 class Words(NamedTuple):
@@ -81,8 +93,17 @@ class History(ABC):
         """Return True if the table never had this version of the query: it is another table, or an old copy."""
 
     @abstractmethod
-    def undone(self, version: int) -> str | None:
+    def undone(self, version: int) -> Undone | None:
         """Return what removed this version from the table; None if it is part of it, or that is not known."""
+
+    def is_back(self, version: int) -> bool:
+        """Return True if this version took the table back to an earlier one."""
+        return any(entry.version == version and entry.operation == "RESTORE" for entry in self.entries)
+
+    def version_before(self, version: int) -> int | None:
+        """Return the version before one of the history; None if it is not known."""
+        versions = [entry.version for entry in self.entries]
+        return next((old for new, old in pairwise(versions) if new == version), None)
 
     def up_to(self, version: int) -> Self:
         """Return the history as it was at a version."""

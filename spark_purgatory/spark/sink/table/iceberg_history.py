@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion, Words
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion, Undone, Words
 
 # Names in a snapshot's summary: Iceberg's own, and the uuid of a drain's intent.
 WRITTEN, PICKED, SOURCE, INTENT = "wap.id", "published-wap-id", "source-snapshot-id", "spark_purgatory.intent"
@@ -59,11 +59,11 @@ class SnapshotHistory(History):
         """No snapshot has the id. One that expired would have left the query's branch."""
         return version not in self.snapshots and (self._reaches_first or branch_of(app_id) not in self.refs)
 
-    def undone(self, version: int) -> str | None:
+    def undone(self, version: int) -> Undone | None:
         """A rollback keeps the snapshots that it undoes, until they expire."""
         if not self._reaches_first or any(entry.version == version for entry in self.entries):
             return None
-        return f"rolled back to snapshot {self.version}, or replaced"
+        return Undone(f"rolled back to snapshot {self.version}, or replaced", self.version)
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
         """Include the drain that is proven."""

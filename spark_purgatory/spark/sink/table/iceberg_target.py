@@ -25,8 +25,11 @@ from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table import iceberg_history
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.history import (
+    COMMITTED,
     FIRST_LOOK,
     NO_VERSION,
+    NOT_COMMITTED,
+    SAYS,
     DrainCommit,
     History,
     TableFacts,
@@ -42,9 +45,6 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 LOG = logging.getLogger(__name__)
 EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 RUNTIMES = {"4.0": "1.11.0", "4.1": "1.12.0"}  # Iceberg's by Spark's release. Later ones have none yet.
-# A table's owner may give an intent one of these values, in a property that begins with `SAYS`.
-COMMITTED, NOT_COMMITTED = "committed", "not committed"
-SAYS = "spark_purgatory.intent."
 NO_CUT = 1 << 40
 _EXPIRED = re.compile(r"\b(?:FileNotFound|NotFound|NoSuchFile)Exception\b")
 _THERE = re.compile(r"DuplicateWAPCommitException|CherrypickAncestorCommitException")

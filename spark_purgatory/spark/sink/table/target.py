@@ -42,6 +42,7 @@ class Target(ABC):
     no_history: ClassVar[History]  # The history of a table that does not exist.
     adding: ClassVar[str] = ""  # The setting by which a drain may add columns that the table lacks.
     widening: ClassVar[str] = ""  # The remedy that must come before a column's type is widened.
+    renaming: ClassVar[str] = ""  # The remedy that must come before a column is renamed.
     publishes: ClassVar[bool] = False  # `append` writes where nobody reads, and `publish` follows.
 
     def __init__(self, options: SinkOptions) -> None:
@@ -217,12 +218,11 @@ class Target(ABC):
         known = {field.name.lower(): field for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
         strange = [] if taking.adds else [field.name for field in new]
-        other = [
-            change
-            for field in staged.fields
-            if field not in new
-            for change in changed(field.dataType, known[field.name.lower()].dataType, field.name, taking)
-        ]
+
+        def other(taking: Taking) -> list[str]:
+            fields = [(field, known[field.name.lower()].dataType) for field in staged.fields if field not in new]
+            return [change for field, kind in fields for change in changed(field.dataType, kind, field.name, taking)]
+
         padded = [field.name for field in staged.fields if is_padded(field, known.get(field.name.lower(), field))]
         if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
             known_names = len(staged.fields) - len(strange)
@@ -238,13 +238,19 @@ class Target(ABC):
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
             adding = f"Run ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
             faults.append((f"lacks {', '.join(strange)}", adding))
-        if other:
-            casting = (
-                f"Widen the columns of the table: {self.widening}ALTER TABLE {self.sql_place} "
-                "ALTER COLUMN ... TYPE. If no such rows are staged, you may cast the columns of "
-                "the stream instead. Then start again"
+        strange_types = other(taking._replace(widens=True))
+        casting = "If no such rows are staged, you may cast the columns of the stream instead. Then start again"
+        if narrow := [change for change in other(taking) if change not in strange_types]:
+            widening = (
+                f"Widen the columns of the table: {self.widening}ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE"
             )
-            faults.append((f"has other types for {', '.join(other)}", casting))
+            faults.append((f"has other types for {', '.join(narrow)}", f"{widening}. {casting}"))
+        if strange_types:
+            renaming = (
+                f"Give such a column of the table another name ({self.renaming}ALTER TABLE {self.sql_place} RENAME "
+                f"COLUMN ... TO ...) and add one of the rows' type (ALTER TABLE {self.sql_place} ADD COLUMNS ...)"
+            )
+            faults.append((f"has other types for {', '.join(strange_types)}", f"{renaming}. {casting}"))
         if padded:
             changing = (
                 f"For each column run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING (a CHAR inside another "
