@@ -22,23 +22,13 @@ from spark_purgatory.spark.sink.drain.actions import Found
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Intent
-<<<<<<< HEAD
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableState
-=======
-from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, DrainCommit, TableState, Undone
->>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, IcebergTarget
 from tests.support import iceberg_world
-<<<<<<< HEAD
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_world import AGAIN, BESIDE, WORLDS, crashed, last_of, run
-=======
-from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, Snapshot, UnknownSnapshotError, WorldIceberg
-from tests.support.sink_world import AGAIN, BESIDE, SMALL, WORLDS, Crash, crashed, last_of, run
->>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
+from tests.support.sink_world import AGAIN, BESIDE, SMALL, WORLDS, crashed, last_of, run
 
 CELLS = 3_810
 FEW = ("files fill", "some are empty", "the schema changes")

@@ -37,12 +37,7 @@ from spark_purgatory.spark.move.survey import Survey, survey
 from spark_purgatory.spark.move.tables import kept_operations, write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
-<<<<<<< HEAD
-from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED, body_of, with_body
-=======
-from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED
-from spark_purgatory.spark.storage.spark_access import cores_of
->>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
+from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED, body_of, with_body
 from spark_purgatory.spark.storage.storage_access import absolute
 
 LOG = logging.getLogger(__name__)

@@ -13,11 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions
-<<<<<<< HEAD
-from spark_purgatory.errors import is_interruption
-=======
-from spark_purgatory.errors import DeliveryTimeoutError, ForeignWriterError, without_login
->>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
+from spark_purgatory.errors import ForeignWriterError, is_interruption, without_login
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
@@ -28,13 +24,8 @@ from spark_purgatory.spark.sink.staging.staged_files import WRITE_SETTINGS
 from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
-<<<<<<< HEAD
-from spark_purgatory.spark.storage.checkpoint_files import next_batch
-from spark_purgatory.spark.storage.own_session import copied_session
-=======
 from spark_purgatory.spark.storage.checkpoint_files import moved_to, next_batch
-from spark_purgatory.spark.storage.spark_access import another_session
->>>>>>> cd66ca08 (sink: let a restored table and the checkpoint of that hour go on)
+from spark_purgatory.spark.storage.own_session import copied_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 
