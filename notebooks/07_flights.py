@@ -33,12 +33,9 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC `time_hour` and `minute` are the scheduled departure of a flight, in UTC. `sched_arr_time` and `arr_time` are
-# MAGIC what the clock shows at the destination, without a date: 830 is 8:30. So each flight gets the time zone of its
-# MAGIC destination. The list of airports lacks four, which are in Puerto Rico and on Saint Thomas.
-# MAGIC
-# MAGIC There is one file of flights and one of landings for each month of departure. A flight that was diverted to
-# MAGIC another airport has no `arr_delay`, and no landing here.
+# MAGIC Times of arrival are what the clock shows at the destination, without a date: 830 is 8:30. So each flight gets
+# MAGIC the time zone of its destination. There is one file of flights and one of landings for each month of
+# MAGIC departure. A flight that was diverted to another airport has no landing here.
 
 # COMMAND ----------
 

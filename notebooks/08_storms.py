@@ -37,9 +37,8 @@ folder = work_folder(globals().get("dbutils"))
 # MAGIC %md
 # MAGIC ## The data
 # MAGIC
-# MAGIC Names return in other years, and one storm, Zeta, lasted from December 2005 to January 2006. So a storm is
-# MAGIC identified by its name and the year of its first record. Wind of 64 knots makes a hurricane only while the storm
-# MAGIC is tropical. Records of other stages are left out.
+# MAGIC Names return in other years, so a storm is identified by its name and the year of its first record. Wind of 64
+# MAGIC knots makes a hurricane only while the storm is tropical. Records of other stages are left out.
 
 # COMMAND ----------
 

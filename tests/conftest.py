@@ -23,7 +23,6 @@ WITH_SPARK = (
     "tests/spark/",
     "tests/crash/",
     "tests/house/test_readme.py",
-    "tests/house/test_kafka_operations.py",
     "tests/law/test_stream_law.py",
 )
 """Where tests of `make test` are that take the session."""
