@@ -12,7 +12,7 @@ The deadline of an accepted row includes the ``extend`` events that its operatio
 the watermark reaches another row's created time, it is certain if the deadline is before that time: a later extension
 counts only if the deadline was beyond it already.
 
-**Seen ids.** Those of accepted rows are kept until their deadline. An id is live while its deadline is ahead of the
+**Seen ids.** The ids of accepted rows are kept until their deadline. An id is live while its deadline is ahead of the
 watermark, for pending and for resolved operations. Only ``extend`` events that an operation receives while it is
 pending change its entry (`move`). Worked example, rows of one id as [created, deadline]::
 
