@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
+from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 
 
@@ -33,7 +35,8 @@ FILES: Any = LocalFiles()
 def checkpoint(tmp_path: Path) -> Path:
     """Micro-batches 0 and 1 are committed, 2 was begun."""
     (tmp_path / "metadata").write_text(json.dumps({"id": "q"}))
-    for folder, count, line in (("commits", 2, {}), ("offsets", 3, {"conf": {"spark.sql.shuffle.partitions": "4"}})):
+    conf = {PARTITIONS: "4", PROVIDER: ROCKSDB}
+    for folder, count, line in (("commits", 2, {}), ("offsets", 3, {"conf": conf})):
         (tmp_path / folder).mkdir()
         for number in range(count):
             (tmp_path / folder / str(number)).write_text(f"v1\n{json.dumps(line)}\n")
@@ -43,6 +46,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_query_that_goes_on_during_a_move_is_seen(checkpoint: Path) -> None:
     old = OldCheckpoint.read(FILES, str(checkpoint))
     assert (old.query_id, old.batch_id, old.partitions, sorted(old.offsets)) == ("q", 1, 4, [0, 1, 2])
+    assert (old.provider, old.state_format) == (ROCKSDB, "1")
     old.check_rests(FILES)
     for folder, number in (("offsets", 3), ("commits", 2)):
         written = checkpoint / folder / str(number)
