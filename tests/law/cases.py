@@ -92,6 +92,11 @@ a any_key: a10 -> COMPLETED 10 1 -
 a any_key: a20 -> COMPLETED 20 1 -
 a any_key: a21 -> EXPIRED 20 0 a
 a any_key, lookback 3: a6 -> EXPIRED 20 0 a
+a any_key, lookback 3: a6.999 -> EXPIRED 20 0 a
+a any_key: a9.999 -> EXPIRED 20 0 a
+a any_key: a19.999 -> COMPLETED 19.999 1 -
+a any_key: a20.001 -> EXPIRED 20 0 a
+a any_key: extend:a20.001=9 -> EXPIRED 20 0 a
 a any_key, lookback 3: a7 -> COMPLETED 7 1 -
 a any_key, lookback 3: a21 -> EXPIRED 20 0 a
 a level(1), lookback 3: a6=0 a8=1 -> COMPLETED 10 1 -

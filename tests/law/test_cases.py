@@ -15,9 +15,9 @@ from tests.support.oracle import decide
 
 MS = 1000
 EVENT = re.compile(
-    r"(?:(?P<kind>\w+):)?(?P<key>[a-z])(?P<time>\d+)(?:=(?P<value>[^#@]+))?(?:#(?P<id>\w))?(?:@(?P<op>\w))?"
+    r"(?:(?P<kind>\w+):)?(?P<key>[a-z])(?P<time>[\d.]+)(?:=(?P<value>[^#@]+))?(?:#(?P<id>\w))?(?:@(?P<op>\w))?"
 )
-CASE = re.compile(r"(\w+) (\w+)(?:\((.*)\))?(?:, lookback (\d+))?: (.*) ?-> (\w+) (\d+) (\d+) (\S+)")
+CASE = re.compile(r"(\w+) (\w+)(?:\((.*)\))?(?:, lookback (\d+))?: (.*) ?-> (\w+) ([\d.]+) (\d+) (\S+)")
 Row = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ def events_of(words: str) -> list[Row]:
         kind, value = found["kind"] or "complete", None if found["value"] is None else float(found["value"])
         if kind == "extend" and value is not None:
             value /= 1000
-        of = {"key": found["key"], "time": int(found["time"]) * MS, "kind": kind, "value": value}
+        of = {"key": found["key"], "time": round(float(found["time"]) * MS), "kind": kind, "value": value}
         events.append({**of, "event_id": found["id"], "operation_id": found["op"]})
     return events
 
