@@ -3,9 +3,8 @@
 # MAGIC # 4. The accumulator against small files
 # MAGIC
 # MAGIC A plain streaming append writes at least one new file for each partition of the table in every micro-batch.
-# MAGIC After a day there are thousands of small files. `RecordAccumulator` works like Kafka's producer: it collects
-# MAGIC rows for each partition until a file is full, or until the oldest row has waited as long as `linger`. It takes
-# MAGIC any streaming DataFrame, with or without a purgatory.
+# MAGIC `RecordAccumulator` works like Kafka's producer: it collects rows for each partition until a file is full, or
+# MAGIC until the oldest row has waited as long as `linger`. It takes any streaming DataFrame.
 
 # COMMAND ----------
 
