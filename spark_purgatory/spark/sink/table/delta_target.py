@@ -221,7 +221,8 @@ class DeltaTarget(Target):
         # Read before the columns, so that a later rename is found.
         history = self.history(spark) if waiting is None else self.history_of_names(spark, waiting, facts)
         there, version = self.read(spark).schema, history.version
-        if waiting is not None:
+        # Of a table that was replaced or restored, the query's first look at it says whether it is lost.
+        if waiting is not None and history.undone(waiting.version) is None:
             self.check_names(waiting, facts, there, history)
             version = waiting.version if waiting.rows == rows else version
         special = SpecialColumns()
