@@ -19,9 +19,19 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import Numbers
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, MERGE_RATIO, PREFIX_MASK, Bools, Int64s, expand, hash_order
+from spark_purgatory.core.arrays.sorted_runs import (
+    EMPTY,
+    MERGE_RATIO,
+    PREFIX_MASK,
+    Bools,
+    Int64s,
+    expand,
+    hash_order,
+    is_first,
+)
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values
+from spark_purgatory.core.arrays.value_ranks import value_ranks
 
 FORGET_FLOOR = 1024  # events below which a pass to forget single ones does not pay
 
@@ -141,7 +151,10 @@ class EventSegment:
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
-        """Flag each key's first event with the largest value up to ``floor_us`` (one time, or (E,)); (E,) bool."""
+        """Flag each key's first event with the largest value up to ``floor_us`` (one time, or (E,)); (E,) bool.
+
+        If several are alike, it is the first by id and columns, in any order of arrival.
+        """
         group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
@@ -149,6 +162,21 @@ class EventSegment:
         base = np.zeros(len(self), bool)
         if len(old):
             base[old[np.concatenate((group[old][1:] != group[old][:-1], [True]))]] = True
+        if (self.event_ids is None and self.columns is None) or not len(old):
+            return base
+        of_group = np.full(len(self.group_hash), -1)
+        of_group[group[base]] = np.flatnonzero(base)
+        like, value = of_group[group], self.value
+        assert value is not None, "bug: a rule reads values, and the events have none"
+        alike = (like >= 0) & (self.time_us == self.time_us[like]) & (value == value[like]) | base
+        tied = np.flatnonzero(alike)
+        if len(tied) > np.count_nonzero(base):
+            ranks = [
+                value_ranks(each.take(pa.array(tied))) for each in (self.columns, self.event_ids) if each is not None
+            ]
+            order = tied[np.lexsort((*ranks, group[tied]))]
+            base[:] = False
+            base[order[is_first(group[order])]] = True
         return base
 
     def after(self, floor_us: int) -> EventSegment:
