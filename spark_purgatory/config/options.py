@@ -186,6 +186,7 @@ class SinkOptions(Options):
     delivery_timeout: Duration = "30 minutes"
     max_request_size: Size = "4 GiB"
     shares_table: bool = False
+    drain_at_end: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,7 @@ from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
+from spark_purgatory.job.status import QueryStatus
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.table_changes import removed_rows
@@ -36,6 +37,8 @@ from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shar
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 from spark_purgatory.terminal import at_work, say, terminal
@@ -166,15 +169,19 @@ def _summarise(
     totals: Totals,
     tally: JobTally,
 ) -> Summary | None:
-    summary = None
+    summary, staged = None, 0
+    if sink is not None and not sink.options.drain_at_end and tally.received:
+        staged = QueryStatus((), None, ledger=read_ledger(spark, StagingFolder.of(spark, config.checkpoint))).staged
     if sink is None:
         say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
-    elif not sink.table_exists(spark):
+    elif not sink.table_exists(spark) and not staged:
         console.print("No batch was committed: there is no table yet.")
         return None
     else:
-        target = opened(with_format(spark, sink.options))
-        summary = summarise(sink.read(spark), tally, target.file_sizes(spark), config.options().prefix)
+        target, exists = opened(with_format(spark, sink.options)), sink.table_exists(spark)
+        rows = sink.read(spark, staged=staged > 0, checkpoint=config.checkpoint)
+        sizes = target.file_sizes(spark) if exists else []
+        summary = replace(summarise(rows, tally, sizes, config.options().prefix), staged=staged)
         if not summary.conserved:
             summary = replace(summary, removed=removed_rows(spark, target))
         print_summary(console, summary, str(sink), totals)

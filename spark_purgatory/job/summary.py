@@ -89,6 +89,8 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
     say(console, _files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
+    if summary.staged:
+        where = f", {outcomes - summary.staged:,} in the table and {summary.staged:,} staged for later runs"
     say(console, f"{_sober(verdict(summary), totals)}: {sums_of(tally, where)}")
 
 

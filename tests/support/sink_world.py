@@ -92,6 +92,8 @@ class World:
     """Drains go on beside the micro-batches, and end with the next one; the commit arrives "at once" or "late"."""
     under_way: Intent | None = None
     """What is committed beside the micro-batches and has not arrived."""
+    staged_ms: dict[str, int] | None = None
+    """When the folders were staged, if a run is to know it of those that it finds; else long ago."""
     app: str = "app"
     place: Mapping[str, Any] = field(default_factory=lambda: {"path": "/table"})
 
@@ -168,7 +170,8 @@ class World:
             epoch, batch, run = path.split("/")[-2], path.split("=")[-1].split("-")[0], path.split("-")[-2]
             for partition, rows in parts.items():
                 size, number = len(rows) * ROW_BYTES, int(epoch.partition("=")[2])
-                given = (partition, f"{path}/part-0", len(rows), size, int(batch), number, 0, int(run), sum(rows))
+                at_ms = (self.staged_ms or {}).get(path, 0)
+                given = (partition, f"{path}/part-0", len(rows), size, int(batch), number, at_ms, int(run), sum(rows))
                 found.append(Piece(*given))
         return sorted(found, key=lambda piece: (piece.batch_id, piece.partition))
 
@@ -246,6 +249,8 @@ class WorldActions(SparkActions):
         world.evaluated.append(work.before)
         found = contents(rows)
         staged = StagedBatch(work.before, epoch, action.now_ms, path, found, found.rows * ROW_BYTES)
+        if world.staged_ms is not None:
+            world.staged_ms[path] = action.now_ms
         if found.rows:
             world.folders[path] = {name: mine[: len(mine) // 2] for name, mine in rows.items() if mine[1:]}
             failpoints.reach("in stage")
@@ -290,7 +295,7 @@ class WorldSender(Sender):
         self.beside = WorldBeside(self)
         self.done: list[str] = []
 
-    def take(self, batch_id: int | None, flush: bool = False) -> None:
+    def take(self, batch_id: int | None, flush: bool = False, ripe: bool = False) -> None:
         """What Spark, or `drain`, asks for."""
         if self.is_open and batch_id is not None:
             failpoints.reach("after return")
@@ -300,7 +305,7 @@ class WorldSender(Sender):
             is_same = schema is None or (known is not None and known.partition("@")[0] == schema)
             return known if is_same else schema
 
-        self._run(Work(None, self.world.committed, batch_id, schema_after, flush=flush))
+        self._run(Work(None, self.world.committed, batch_id, schema_after, flush=flush, ripe=ripe))
         if batch_id is not None:
             failpoints.reach("before return")
             self.world.spark_commits(batch_id)
@@ -373,8 +378,24 @@ def run(world: World, sender: WorldSender | None = None) -> WorldSender:
     return sender
 
 
-def crashed(world: World, number: int, also: Callable[[str], None] | None = None) -> str:
-    """Run a world up to the failpoint of that number and return its name; "" if the run ended before.
+def run_each(world: World, later_ms: int = 0) -> None:
+    """A run for each micro-batch, so much later than the one before, which ends with what is ripe."""
+    later = 0
+    while world.committed < len(world.batches):
+        sender = WorldSender(world)
+        sender.policy._made_ms += later
+        sender.take(world.committed)
+        sender.take(None, ripe=True)
+        later += later_ms
+
+
+def crashed(
+    world: World,
+    number: int,
+    also: Callable[[str], None] | None = None,
+    play: Callable[[World], Any] = run,
+) -> str:
+    """Play a world up to the failpoint of that number and return its name; "" if it ended before.
 
     ``also`` is called at each failpoint first.
     """
@@ -387,7 +408,7 @@ def crashed(world: World, number: int, also: Callable[[str], None] | None = None
 
     failpoints.hook = hook
     try:
-        run(world)
+        play(world)
     except Crash:
         return reached[-1]
     finally:

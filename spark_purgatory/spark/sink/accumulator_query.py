@@ -128,13 +128,15 @@ class AccumulatorQuery:
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the query's end. If it ended by itself (availableNow), bring its staged rows to the table.
 
+        With ``drain_at_end=False`` only files that are full or have lingered go, and the rest waits for later runs.
+
         Raises:
             StreamingQueryException: The query failed.
             StorageError: The query ended, but the table cannot be written. The rows stay staged; call it again.
         """
         ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
         if (timeout is None or ended) and self._drains_at_end and self._query.exception() is None:
-            self._drain()
+            self._drain(everything=self._sender.options.drain_at_end)
             self._drains_at_end = False
         return ended
 
@@ -222,8 +224,8 @@ class AccumulatorQuery:
                 break
             time.sleep(POLL_SECONDS)
 
-    def _drain(self) -> None:
-        """Bring everything staged to the table after the query has ended.
+    def _drain(self, everything: bool = True) -> None:
+        """Bring everything staged to the table, or what is ripe, after the query has ended.
 
         Raises:
             ConfigError: The query is still running.
@@ -248,7 +250,7 @@ class AccumulatorQuery:
                 ledger = self._sender.open(own)
                 counted = sum(piece.rows for piece in ledger.pieces.values())
                 self._notify(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
-            self._sender.drain(own)
+            self._sender.drain(own, everything)
         self.target.refresh(self._spark)
         self._notify(draining_rows=0)
 

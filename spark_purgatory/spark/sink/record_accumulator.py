@@ -66,6 +66,9 @@ class RecordAccumulator(SinkOptions):
             (``max.request.size``).
         shares_table: True if several queries with different sources fill the table. Otherwise a query with a new
             checkpoint warns if another has filled it, because its rows may be there already.
+        drain_at_end: True: when a query with ``availableNow`` has read all, everything staged goes to the table. False:
+            only files that are full, or whose oldest row has waited for ``linger`` since the run that staged it. The
+            rest stays staged for later runs, so that runs of an hour share a file; `flush` brings it.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up. An error that it raises is logged and changes nothing else.
 
@@ -106,7 +109,8 @@ class RecordAccumulator(SinkOptions):
             checkpoint: Folder of the query's checkpoint. Staged rows are in its folder ``staging``. Keep it as long as
                 the table.
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
-                with ``{"availableNow": True}`` everything is in the table when `awaitTermination` returns.
+                with ``{"availableNow": True}`` everything is in the table when `awaitTermination` returns, unless
+                ``drain_at_end`` is False.
             query_name: Name shown by Spark.
 
         Returns:

@@ -186,7 +186,7 @@ Result = (
 
 @dataclass
 class Work:
-    """One call of the loop: for a micro-batch, for a flush, or for both. Without either it ends the running drain."""
+    """One call of the loop: for a micro-batch, for a flush, for what is ripe. With none it ends the running drain."""
 
     spark: Any
     before: int  # The micro-batch that Spark runs now, or next.
@@ -194,6 +194,7 @@ class Work:
     # The schema of the log once the rows are staged, after the schema that it has now: the same for the same columns.
     schema_after: Callable[[str | None], str | None] = lambda known: known
     flush: bool = False  # Everything staged must go to the table.
+    ripe: bool = False  # Files that are full or have lingered must go to the table. There is no micro-batch.
     rows: Any = None  # The rows of the micro-batch at hand, as a DataFrame.
     begun_ms: int = 0
     is_evaluated: bool = False  # The rows were staged or skipped.

@@ -68,6 +68,8 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.Return()  # Spark has not committed the micro-batch: no drain may take it.
     if (work.flush or work.schema_after(ledger.schema) != ledger.schema) and ledger.has_staged:
         return _send_all(ledger, policy, work, now_ms)
+    if work.ripe:
+        return _send_all(ledger, policy, work, now_ms, everything=False)
     if work.batch_id is None:
         return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
     expected = ledger.last_batch + 1
@@ -90,10 +92,12 @@ def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: do.Work, n
     return _send_all(ledger, policy, work, now_ms) if ledger.has_staged else do.Admit()
 
 
-def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
-    """Return the next action while everything staged must go to the table first."""
-    if (action := _send(ledger, policy, now_ms, everything=True)) is not None:
+def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int, everything: bool = True) -> do.Action:
+    """Return the next action while everything staged, or everything that is ripe, must go to the table first."""
+    if (action := _send(ledger, policy, now_ms, everything)) is not None:
         return action
+    if not everything and ledger.is_done:
+        return do.Return()
     if ledger.drain is DrainState.UNDERWAY:
         return do.Wait(LONGEST_WAIT_MS)
     left_ms = max(work.begun_ms, policy.progress_ms) + policy.max_block_ms - now_ms

@@ -115,14 +115,14 @@ class Sender:
             self.flush_requested = False
         failpoints.reach("before return")
 
-    def drain(self, spark: SparkSession) -> None:
-        """Bring everything staged to the table, without a micro-batch."""
+    def drain(self, spark: SparkSession, everything: bool = True) -> None:
+        """Bring everything staged to the table, or what is ripe, without a micro-batch."""
         if (moved := moved_to(spark, self.checkpoint)) is not None:
             raise ForeignWriterError(
                 f"checkpoint {without_login(self.checkpoint)} was moved to {without_login(moved)}, whose query has the "
                 "staged rows now. Nothing was written. Call close() for that query"
             )
-        self._run(do.Work(spark, next_batch(spark, self.checkpoint), flush=True))
+        self._run(do.Work(spark, next_batch(spark, self.checkpoint), flush=everything, ripe=not everything))
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for a running drain to end, and note that it is done."""
