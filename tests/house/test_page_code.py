@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,14 @@ def test_parts_of_a_job_s_file_fit_it(page: str) -> None:
     for language, code in BLOCK.findall(TEXTS[f"docs/{page}"]):
         if language == "yaml":
             JobConfig.model_validate({**job, **yaml.safe_load(code)})
+
+
+def test_the_hourly_page_has_a_line_of_cron_and_a_task_of_airflow_that_start_its_job() -> None:
+    blocks = dict(BLOCK.findall(TEXTS["docs/how-to/hourly.md"]))
+    *times, command = blocks["ini"].split(maxsplit=5)
+    assert len(times) == 5
+    assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
+    task = ast.unparse(ast.parse(blocks["py"]))
+    for words in (command.partition("bin/")[2], re.findall(r"bash_command='?\"?(.*?)\"?,", task)[0]):
+        shell = shlex.split(words.partition(">>")[0].replace("\\'", "'"))
+        taken(shell)
