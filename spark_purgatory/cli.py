@@ -135,6 +135,9 @@ def run(
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
     traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
+    complete_until: Annotated[
+        list[str] | None, option(metavar="INPUT=TIME", help="An input is complete so far: completions=2026-11-28.")
+    ] = None,
     json: Annotated[
         str | None, option(metavar="FILE", help="Write what the run was as a JSON object; - prints it.")
     ] = None,
@@ -150,7 +153,8 @@ def run(
     require_spark("The job")
     from spark_purgatory.job.runner import RunRequest, run_file
 
-    raise typer.Exit(run_file(job_file, set_ or (), RunRequest(spark_log, traceback, json, fail_above)))
+    changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
+    raise typer.Exit(run_file(job_file, changes, RunRequest(spark_log, traceback, json, fail_above)))
 
 
 @app.command()

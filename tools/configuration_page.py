@@ -41,6 +41,7 @@ REST = """
 | `spark`<br>settings by name | Settings of the Spark session. |
 | `summary`<br>true (default), false | The run ends with a table of its outcomes. |
 | `heartbeats`<br>true (default), false | Set false while `idle_after` inputs read a backlog. |
+| `complete_until`<br>`completions: 2026-11-28` | The time to which an input has brought all its rows. |
 
 `operations` and `completions` also have a `source`, the place of their rows: [Sources](sources.md), [From Kafka
 topics](how-to/kafka.md). Instead of a table, `output` takes a `topic` and the `options` of its producer.

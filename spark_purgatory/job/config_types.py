@@ -68,6 +68,10 @@ Number = Annotated[int | float | str, _but((bool, bytes, date, dict, list, set),
 Setting = Annotated[str, Field(pattern=r"^spark\.")]
 
 
+_AS_TIME = BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)  # datetimes are dates too
+Time = Annotated[Text, _AS_TIME]
+
+
 class Model(BaseModel):
     """Frozen, no unknown fields, and no option's value in a repr."""
 

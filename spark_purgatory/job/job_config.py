@@ -259,6 +259,13 @@ class MetricsOutput(Model):
         return self
 
 
+class CompleteUntil(Model):
+    """The times up to which the inputs have brought all rows, for this run (`Purgatory.resolve`)."""
+
+    operations: config_types.Time | None = None
+    completions: config_types.Time | None = None
+
+
 def letters_checkpoint(checkpoint: str) -> str:
     """Return the default place of the dead letters' checkpoint: next to the job's own."""
     return checkpoint.rstrip("/") + "_dead_letters"
@@ -280,6 +287,7 @@ class JobConfig(Model):
     spark: dict[config_types.Setting, Scalar] = Field(default_factory=dict)
     summary: bool = True
     heartbeats: bool = True  # With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`
+    complete_until: CompleteUntil = CompleteUntil()
     metrics: MetricsOutput | None = None
 
     def options(self) -> PurgatoryOptions:

@@ -21,7 +21,13 @@ def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
     """The stream of outcomes that the file describes; `JobConfigError` names the field that Spark refuses."""
     operations = read_input(spark, config.operations, "operations")
     completions = read_input(spark, config.completions, "completions")
-    return purgatory_of(config).resolve(operations, completions, heartbeats=config.heartbeats)
+    return purgatory_of(config).resolve(
+        operations,
+        completions,
+        heartbeats=config.heartbeats,
+        checkpoint=config.checkpoint,
+        complete_until=config.complete_until.model_dump(exclude_none=True),
+    )
 
 
 def purgatory_of(config: JobConfig) -> Purgatory:

@@ -1,14 +1,55 @@
-"""A stream with a row in every micro-batch, so that a query runs micro-batches while its sources are silent."""
+"""Rows without a payload that move an input's watermark: heartbeats, and the newest times of earlier runs."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.spark.storage.own_session import own_session
+from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
+from spark_purgatory.spark.storage.storage_access import write_line
+
+NEWEST = "newest"  # A folder of the checkpoint, with the file of the last start
+
 
 def heartbeats(spark: SparkSession, schema: T.StructType, **values: Column) -> DataFrame:
     """Return a stream with one row in each micro-batch: null, except for ``values`` by column name."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
+    return _rows(source.load(), schema, values)
+
+
+def newest_times(
+    spark: SparkSession, schema: T.StructType, column: str, checkpoint: str, name: str, least_us: int | None
+) -> DataFrame:
+    """Return a stream with one row for each start of the query: null, except for ``column``.
+
+    This has the time that `write_newest` wrote under ``name``, or ``least_us`` if that is later. Within a run the
+    source has nothing new, so it begins no micro-batch.
+    """
+    # Spark looks for a folder at once, but for those of a pattern in each micro-batch.
+    lines = spark.readStream.schema("value string").text(
+        f"{literal(checkpoint.rstrip('/'))}/{NEWEST[:-1]}[{NEWEST[-1]}]"
+    )
+    known = F.try_element_at(F.from_json("value", "map<string, bigint>"), F.lit(name))
+    time_us = F.greatest(known, F.lit(least_us).cast("bigint"))
+    return _rows(lines, schema, {column: F.timestamp_micros(time_us)})
+
+
+def write_newest(spark: SparkSession, checkpoint: str, times_us: Mapping[str, int], keeps_others: bool) -> None:
+    """Write the file that the next start reads; a start without any known time needs it for ``least_us``.
+
+    Files of earlier starts are kept if a micro-batch was begun and not committed, which may read one again.
+    """
+    with own_session(spark) as own, settings(own, SMALL_QUERY):
+        mode = "append" if keeps_others else "overwrite"
+        write_line(own, f"{checkpoint.rstrip('/')}/{NEWEST}", json.dumps(dict(times_us)), mode)
+
+
+def _rows(source: DataFrame, schema: T.StructType, values: Mapping[str, Column]) -> DataFrame:
     columns = (values.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name) for each in schema.fields)
-    return source.load().select(*columns)
+    return source.select(*columns)

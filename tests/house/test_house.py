@@ -72,9 +72,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "spark": (
         "placement",
         "nested",
-        "heartbeat",
         "query_listener",
         "storage",
+        "heartbeat",
         "host",
         "operator",
         "checkpoint",

@@ -22,9 +22,9 @@ from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, Tally, evidence_fields
-from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.spark.host.blob_host import batch_function
 from spark_purgatory.spark.host.calls import packed
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, outcome_columns, to_blob, unpacker
@@ -236,21 +236,15 @@ class Shards:
         blob = self.blobs[shard]
         return EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
 
-    def read(self, operations: Rows, events: Rows) -> tuple[OperationArrivals | None, EventArrivals | None]:
-        """What a step is given of these rows."""
-        ops = evs = None
-        if operations:
-            table = operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number)
-            ops = read_operations(table, self.spec)
-        if events:
-            table = events_table(events, self.hash_bits, self.spec)
-            evs = read_events(table, self.spec.criterion, self.spec.whole_operations)
-        return ops, evs
+    def sent(self, operations: Rows, events: Rows, watermark_ms: int) -> Step:
+        """The step of these rows."""
+        ops = [operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number)]
+        sides = ops if operations else [], [events_table(events, self.hash_bits, self.spec)] if events else []
+        return Step(watermark_ms, *([to_blob(table).to_pybytes() for table in side] for side in sides))
 
     def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
         engine = self.engine(shard)
-        ops, evs = self.read(operations, events)
-        batches = self._sent(engine.step(ops, evs, watermark_ms))
+        batches = self._sent(take_step(engine, self.sent(operations, events, watermark_ms)))
         validate(engine.purgatory)
         self.due_ms[shard] = engine.next_due_ms()
         if self.restarts is None or self.restarts.random() < 0.25:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
-from spark_purgatory.core.arrays.times import elapsed_ms
+from spark_purgatory.core.arrays.times import MIN_TIME_US, elapsed_ms
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.codes import STATUSES, EventRejection, OperationRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -143,7 +143,7 @@ class OutcomeBatch:
 
 @dataclass
 class Tally:
-    """Rows counted since the shard's first step: those received, and those with each outcome."""
+    """Counts since the shard's first step, of rows received and of each outcome, and the inputs' newest times."""
 
     received: int = 0
     operations_late: int = 0  # not REJECTED ones, created at or before the watermark at which they arrived
@@ -154,6 +154,8 @@ class Tally:
     events_counted: int = 0  # events that counted for an operation, if all others become ORPHAN rows
     rejections: list[int] = field(default_factory=lambda: [0] * len(OperationRejection))
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
+    newest_operation_us: int = MIN_TIME_US  # the latest created time of any operation that is not too far ahead
+    newest_event_us: int = MIN_TIME_US  # and of any event; MIN_TIME_US before the first
 
     def __post_init__(self) -> None:
         """Add counts of reasons that were added after the state was written."""
@@ -168,6 +170,11 @@ class Tally:
     def pending(self) -> int:
         """The number of operations that were received and not decided."""
         return self.received - self.decided()
+
+    def see(self, operations_us: int, events_us: int) -> None:
+        """Take in the newest times of a step's operations and events."""
+        self.newest_operation_us = max(self.newest_operation_us, operations_us)
+        self.newest_event_us = max(self.newest_event_us, events_us)
 
     def conserve(self, pending: int) -> None:
         """Raise BugError unless every operation received has its outcome or is pending."""

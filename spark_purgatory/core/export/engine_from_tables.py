@@ -66,9 +66,10 @@ def engine_from_tables(
 
 
 def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the sums of engines' counts, by field of `Tally`."""
+    """Return the sums of engines' counts and their newest times, by field of `Tally`."""
     counted = [vars(Tally()), *(vars(Tally(**tally)) for tally in tallies)]  # type: ignore[arg-type]
-    return {name: np.sum([each[name] for each in counted], axis=0).tolist() for name in counted[0]}
+    merge = {name: np.max if name.startswith("newest_") else np.sum for name in counted[0]}
+    return {name: merge[name]([each[name] for each in counted], axis=0).tolist() for name in merge}
 
 
 def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:

@@ -256,6 +256,11 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
     )
 
 
+def newest_us(table: pa.Table, time_us: Int64s) -> int:
+    """Return the newest of the rows' times; those that are null or too far ahead, as ``ahead`` tells, do not count."""
+    return int(time_us[~as_bools(whole(table, "ahead"))].max(initial=MIN_TIME_US))
+
+
 def _values(column: pa.Array) -> tuple[Numbers, Bools]:
     """Return values, and flag those that no sum takes. A null adds nothing and stays in the log."""
     value = numbers.read_numbers(column)

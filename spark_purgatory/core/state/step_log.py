@@ -21,8 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.held_bytes import own_memory
+from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.arrivals import newest_us, read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
@@ -102,11 +103,13 @@ def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> 
     operations, events = table_of(step.operations), table_of(step.events)
     if is_kept and operations is not None:
         operations = pa.table({name: pa.concat_arrays(operations[name].chunks) for name in operations.column_names})
-    return engine.step(
-        None if operations is None else read_operations(operations, engine.spec),
-        None if events is None else read_events(events, engine.spec.criterion, engine.spec.whole_operations),
-        step.watermark_ms,
+    waiting = None if operations is None else read_operations(operations, engine.spec)
+    arrived = None if events is None else read_events(events, engine.spec.criterion, engine.spec.whole_operations)
+    engine.outcomes.tally.see(
+        MIN_TIME_US if operations is None or waiting is None else newest_us(operations, waiting.created_us),
+        MIN_TIME_US if events is None or arrived is None else newest_us(events, arrived.time_us),
     )
+    return engine.step(waiting, arrived, step.watermark_ms)
 
 
 def replay(engine: EventTimePurgatory, entries: Iterable[bytes]) -> None:

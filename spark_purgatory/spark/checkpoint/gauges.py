@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config.declared import refuses_wrong_calls
+from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
@@ -30,13 +31,17 @@ class Gauges(TypedDict):
     largest_shard_state_bytes: int
     oldest_created_ms: int | None
     next_due_ms: int | None
+    newest_operation_ms: int | None
+    newest_event_ms: int | None
     watermark_ms: int
     batch_id: int | None
 
 
-UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")  # None before the first micro-batch. The others are 0
+NEWEST = ("newest_operation", "newest_event")
+UNKNOWN = ("oldest_created_ms", "next_due_ms", *(f"{name}_ms" for name in NEWEST), "batch_id")
+"""They are None before the first micro-batch, and the others 0."""
 SUMS = ("received", "decided", "pending", "watched", "state_bytes")
-OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms")
+OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms", *(f"{name}_us" for name in NEWEST))
 
 
 @refuses_wrong_calls
@@ -57,6 +62,8 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
           state. ``largest_shard_pending`` and ``largest_shard_state_bytes`` show how evenly they are filled.
         - ``oldest_created_ms``: the earliest created time of a waiting operation. ``next_due_ms``: the watermark at
           which the next outcome is due. Both are in milliseconds since 1970, and None while nothing waits.
+        - ``newest_operation_ms``, ``newest_event_ms``: the newest times of both inputs, None before the first. Less its
+          delay, the earlier one holds the watermark.
         - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
           before the first is committed, when all other values are 0 or None.
 
@@ -81,6 +88,7 @@ def counted(states: ShardStates | None) -> tuple[Gauges, int, int]:
         F.coalesce(F.max("state_bytes"), F.lit(0)).alias("largest_shard_state_bytes"),
         F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
         F.min("next_due_ms").alias("next_due_ms"),
+        *(F.floor(F.max(f"{name}_us") / 1000).alias(f"{name}_ms") for name in NEWEST),
     )
     found = {**collected(row)[0].asDict(), "watermark_ms": states.watermark_ms, "batch_id": states.batch_id}
     received, decided = found.pop("received"), found.pop("decided")
@@ -98,4 +106,6 @@ def _of_shard(state: ShardState) -> dict[str, int | None]:
     said = state.metadata()
     tally = Tally(**said["tally"])
     counts = {"received": tally.received, "decided": tally.decided(), "pending": tally.pending}
-    return {**counts, "state_bytes": state.size, **said["gauges"]}
+    seen = {f"{name}_us": vars(tally)[f"{name}_us"] for name in NEWEST}
+    newest = {name: None if time_us == MIN_TIME_US else time_us for name, time_us in seen.items()}
+    return {**counts, **newest, "state_bytes": state.size, **said["gauges"]}

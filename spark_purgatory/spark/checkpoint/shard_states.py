@@ -107,20 +107,27 @@ def rows_of_states(
 
 def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
     """Return the plain JSON that a function, which the workers call, makes of each state. Raises as `collected`."""
+    return told_by_tasks(states, lambda several: (each for state in several for each in tell(state)))
+
+
+def told_by_tasks(states: DataFrame, tell: Callable[[Iterator[ShardState]], Iterable[Any]]) -> list[Any]:
+    """Return the plain JSON that a function, which the workers call, makes of the states that a task reads."""
 
     def all_told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            told = [json.dumps(each) for state in states_in(batch) for each in tell(state)]
-            yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["told"])
+        told = [json.dumps(each) for each in tell(state for batch in batches for state in states_in(batch))]
+        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["told"])
 
     return [json.loads(row["told"]) for row in collected(states.mapInArrow(all_told, "told string"))]
 
 
-def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
+def shard_states(
+    spark: SparkSession, checkpoint: str, batch_id: int | None = None, purgatory: int = 0
+) -> ShardStates | None:
     """Return the states after a micro-batch, by default the latest that is committed; None before the first.
 
-    Raises ConfigError if there is no checkpoint, its query has no purgatory, it does not keep the micro-batch, or Spark
-    cannot read state at its path. Raises StateUnreadableError if the state is gone.
+    ``purgatory`` is a position among those of the query, the last first. Raises ConfigError if there is no checkpoint,
+    its query has no purgatory, it does not keep the micro-batch, or Spark cannot read state at its path. Raises
+    StateUnreadableError if the state is gone.
     """
     # Asking for streams starts the driver's coordinator of state stores. Without it, the reader fails in a session that
     # has not streamed yet (RpcEndpointNotFoundException).
@@ -139,7 +146,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
     try:
         with in_format(spark, checkpoint, fixed[FORMAT_VERSION]) as own:
-            operator, operator_id = _operator(own, checkpoint)
+            operator, operator_id = _operator(own, checkpoint, purgatory)
             reader = own.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
             whole, heads = (_of_blob_host if operator == BLOB_HOST else _of_log_host)(reader, checkpoint)
             _ = heads.schema  # Spark Connect asks the server here
@@ -218,8 +225,8 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     return True
 
 
-def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
-    """Return (name, number) of our last operator in the query: Spark numbers operators from the end."""
+def _operator(spark: SparkSession, checkpoint: str, purgatory: int) -> tuple[str, int]:
+    """Return (name, number) of a purgatory's operator in the query: Spark numbers operators from the end."""
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
     found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
     if not rows:
@@ -236,4 +243,4 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
             f"checkpoint={checkpoint!r} has the state of {names}, but not of a purgatory: name the checkpointLocation "
             "of the query that writes the purgatory's outcomes"
         )
-    return min(found, key=lambda operator: operator[1])
+    return sorted(found, key=lambda operator: operator[1])[purgatory]

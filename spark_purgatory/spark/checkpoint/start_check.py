@@ -7,8 +7,9 @@ shards have continued. So the same code compares every shard's state first, in a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
@@ -16,6 +17,8 @@ from spark_purgatory import errors
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.config.places import ENCODED
 from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.core.arrays.times import MIN_TIME_US
+from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
@@ -23,14 +26,18 @@ from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, 
 from spark_purgatory.spark.checkpoint import shard_states as stored
 from spark_purgatory.spark.checkpoint.local_disk import without_processes
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint
+from spark_purgatory.spark.heartbeat import write_newest
 from spark_purgatory.spark.host import requirements
+from spark_purgatory.spark.operator.inputs import input_name
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
-from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings
+from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings, is_within_a_batch
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, told
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
+Newest = tuple[int, int]  # The newest times of operations and of completions, in microseconds
+NEWEST, NOTHING_SEEN = "newest", (MIN_TIME_US, MIN_TIME_US)
 ODD_PATH = (
     "checkpoint %s: Spark's reader of states finds nothing at a path with %s. The query runs, and no later start can "
     "be compared with its state, nor can pending, gauges and doctor read it: start it with a path without them"
@@ -44,7 +51,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     docs/upgrading.md lists the changes that a checkpoint allows. `RecordAccumulator.write_stream` and ``spark-purgatory
     run`` make this check themselves. Call it before you start a query with ``writeStream``: otherwise each shard
     compares its own state when a micro-batch calls it. It reads the state of all shards, like the query at its start,
-    and warns of too many state partitions. If there is no checkpoint yet, it does nothing.
+    and warns of too many state partitions. For a stream of ``resolve(..., checkpoint=)`` it also writes the newest
+    times of earlier runs, which the start reads.
 
     Args:
         spark: The session.
@@ -68,7 +76,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     if has_begun := is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
         fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
-    states = _check(spark, checkpoint, queries, has_begun, warns=True)
+    states, newest = _check(spark, checkpoint, queries, has_begun, warns=True)
+    _hand_over(spark, checkpoint, queries, newest, has_begun)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
@@ -85,9 +94,10 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
     if not has_begun and (found := ENCODED.findall(checkpoint)):
         LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
     fixed = fixed_settings(spark, checkpoint, queries[0].sources) if has_begun else {}
+    newest: list[Newest] = []
     try:
         # Without Spark Connect the session's listener warns (`query_watch`).
-        _check(spark, checkpoint, queries, has_begun, warns=is_remote())
+        _, newest = _check(spark, checkpoint, queries, has_begun, warns=is_remote())
     except StateReaderError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
     except SPARK_FAULTS as error:
@@ -96,6 +106,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
         # Spark may refuse its reader of states and still run the query, whose shards compare their own state.
         said = "the state in %s could not be compared with the query before it starts: %s"
         LOG.warning(said, errors.without_login(checkpoint), sentence_of(error))
+    _hand_over(spark, checkpoint, queries, newest, has_begun)
     shards = max(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
 
@@ -110,12 +121,12 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
 
 def _check(
     spark: SparkSession, checkpoint: str, queries: Sequence[Query], has_begun: bool, warns: bool
-) -> stored.ShardStates | None:
-    """Compare the states with the last purgatory of a query, and return them."""
+) -> tuple[stored.ShardStates | None, list[Newest]]:
+    """Compare the states with the last purgatory of a query, and return them, and what each purgatory has seen."""
     states = stored.shard_states(spark, checkpoint) if has_begun else None
     requirements.check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
-        return None
+        return None, []
     query = queries[0]
     if states.host != query.host:
         raise StateMismatchError(
@@ -127,23 +138,68 @@ def _check(
             f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {stored.HERE} "
             f"in this one. Spark 4.0 and later releases do not share it: start it with the earlier Spark, {MOVES}"
         )
-    found = stored.told_by_states(states.whole, partial(_differences, query.spec, query.shards))
+    found = stored.told_by_tasks(states.whole, partial(_told, query.spec, query.shards))
     for fault, text in found:
-        if fault is not None:
+        if fault not in (None, NEWEST):
             raise errors.again(fault, text)
-    refuse(text for _, text in found)
+    refuse(text for fault, text in found if fault is None)
+    newest = [latest(times for fault, times in found if fault == NEWEST)]
+    for earlier in range(1, len(queries)):
+        others = stored.shard_states(spark, checkpoint, purgatory=earlier)
+        assert others is not None, "bug: two purgatories of one query have different micro-batches"
+        newest.append(latest(stored.told_by_tasks(others.heads, newest_of)))
     shards = max(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
-    return states
+    return states, newest
 
 
-def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[tuple[str | None, str]]:
-    """Yield why the query cannot continue from a state: each difference, or the name of an error and its text."""
-    try:
-        yield from ((None, text) for text in differences(spec, state.blob(), shards))
-    except StateError as error:
-        yield type(error).__name__, str(error)
+def _told(spec: EngineSpec, shards: int, states: Iterator[ShardState]) -> Iterator[tuple[str | None, Any]]:
+    """Yield why the query cannot continue from a task's states: each difference, or the name of an error and its text.
+
+    The last one is `NEWEST` and the newest times.
+    """
+    newest = NOTHING_SEEN
+    for state in states:
+        try:
+            yield from ((None, text) for text in differences(spec, state.blob(), shards))
+            newest = latest((newest, *newest_of([state])))
+        except StateError as error:
+            yield type(error).__name__, str(error)
+    yield NEWEST, newest
+
+
+def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:
+    """Yield the newest times that shards have seen (for `told_by_tasks`)."""
+    for state in states:
+        tally = Tally(**state.metadata()["tally"])
+        yield tally.newest_operation_us, tally.newest_event_us
+
+
+def latest(times: Iterable[Sequence[int]]) -> Newest:
+    """Return the newest times of all."""
+    operations_us, events_us = zip(NOTHING_SEEN, *times, strict=True)
+    return max(operations_us), max(events_us)
+
+
+def _hand_over(
+    spark: SparkSession, checkpoint: str, queries: Sequence[Query], newest: Sequence[Newest], has_begun: bool
+) -> None:
+    """Write the inputs' newest times of all runs so far for the start that follows, where its plan reads them."""
+    asked = {each.checkpoint.rstrip("/") for each in queries if each.checkpoint is not None}
+    if other := sorted(asked - {checkpoint.rstrip("/")}):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} is not the one that resolve() was given, checkpoint={other[0]!r}: give both "
+            "the same"
+        )
+    if asked:
+        named = (
+            (input_name(query.name, side), time_us)
+            for query, times in zip(queries, newest, strict=False)
+            for side, time_us in zip(("operations", "completions"), times, strict=True)
+        )
+        times_us = {name: time_us for name, time_us in named if time_us > MIN_TIME_US}
+        write_newest(spark, checkpoint, times_us, keeps_others=has_begun and is_within_a_batch(spark, checkpoint))
 
 
 def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,8 @@ One ``select`` makes all columns of an input, with its watermark, so that rows a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from pyspark.errors import AnalysisException
@@ -16,9 +18,10 @@ from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column
 from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.config.units import us_per
+from spark_purgatory.core.arrays.times import US_PER_MS
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.spark.heartbeat import heartbeats
+from spark_purgatory.spark.heartbeat import heartbeats, newest_times
 from spark_purgatory.spark.operator.engine_columns import EngineColumns
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.operator.evidence import carried_columns
@@ -44,6 +47,11 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
     if value.split(".")[0] in frame.columns:
         return F.col(value)
     raise not_a_column(field, value, frame.columns)
+
+
+def input_name(purgatory: str, side: str) -> str:
+    """Return the name of an input among all those of a query, under which its newest time is kept."""
+    return f"{side} of {purgatory}"
 
 
 class Field(NamedTuple):
@@ -153,14 +161,25 @@ def key_prefix(kind: T.DataType) -> int:
     return 16 if isinstance(kind, T.BinaryType) else 32
 
 
-def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats: bool = True) -> DataFrame:
+class Markers(NamedTuple):
+    """The rows without a payload that a query adds to its inputs, to move their watermarks."""
+
+    heartbeats: bool = True  # Those of ``idle_after`` have a time
+    checkpoint: str | None = None  # With it, each start adds a row with the newest time of earlier runs
+    complete_until_ms: Mapping[str, int] = MappingProxyType({})  # By input: its part of the watermark is at least this
+
+
+NO_MARKERS = Markers()
+
+
+def operations_input(fields: Fields, spec: EngineSpec, several: bool, markers: Markers = NO_MARKERS) -> DataFrame:
     """Return the operations: id, keys, times, payload. They are routed by scope, key, or with several keys by id."""
     frame, config, scope = fields.frame, fields.options.operations, fields.scope()
     columns = fields.of_operations(spec, several)
     if scope is not None or several:
         columns["route"] = columns["id_hash"] if scope is None else F.xxhash64(scope)
     columns |= {f"p{i}": field_column(frame, name, "operations") for i, name in enumerate(frame.columns)}
-    return _watermarked(fields, columns, fields.time(config.created, "operations.created"), config, heartbeats)
+    return _watermarked(fields, columns, fields.time(config.created, "operations.created"), config, markers)
 
 
 def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -171,7 +190,7 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
     return tuple((field, tuple(each)) for field, each in listed.items() if all(isinstance(one, str) for one in each))
 
 
-def events_input(fields: Fields, number: str, heartbeats: bool = True) -> DataFrame:
+def events_input(fields: Fields, number: str, markers: Markers = NO_MARKERS) -> DataFrame:
     """Return the events: key, time, and the columns that the criterion, control events and outcomes need."""
     frame, config, scope = fields.frame, fields.options.completions, fields.scope()
     columns = fields.of_events(number)
@@ -179,7 +198,7 @@ def events_input(fields: Fields, number: str, heartbeats: bool = True) -> DataFr
         columns[f"p{i}"] = field_column(frame, name, "completions.columns")
     if scope is not None:
         columns["route"] = F.xxhash64(scope)
-    return _watermarked(fields, columns, fields.time(config.time, "completions.time"), config, heartbeats)
+    return _watermarked(fields, columns, fields.time(config.time, "completions.time"), config, markers)
 
 
 def _guarded(time: Column, max_future_us: int) -> Column:
@@ -198,7 +217,7 @@ def _guarded(time: Column, max_future_us: int) -> Column:
 
 
 def _watermarked(
-    fields: Fields, columns: dict[str, Column], time: Column, config: Operations | Completions, speaking: bool
+    fields: Fields, columns: dict[str, Column], time: Column, config: Operations | Completions, markers: Markers
 ) -> DataFrame:
     """Return columns over a guarded watermark. The column ``route`` or the hash of its one key routes a row."""
     frame, named = fields.frame, {**columns, "guarded": _guarded(time, fields.options.us_of("max_future"))}
@@ -206,11 +225,20 @@ def _watermarked(
     # name that an input has. Catalyst makes one projection of both steps.
     selected = frame.select(*(column.alias(UNTAKEN + name) for name, column in named.items())).toDF(*named)
     if frame.isStreaming and config.outcomes_of is None:
+        spark, schema, delay_ms = frame.sparkSession, selected.schema, watermark_ms(config)
+        # Marker rows have no hash, so that the exchange can drop them. Catalyst would push a filter here below the
+        # watermark.
         if config.idle_after is not None:
-            # One row in each micro-batch has the current time less idle_after, or no time if it is muted. It has no
-            # hash, so that the exchange can drop it. Catalyst would push a filter here below the watermark.
+            # One row in each micro-batch has the current time less idle_after, or no time if it is muted.
             late = F.expr(f"current_timestamp() - interval {config.us_of('idle_after')} microseconds")
-            beats = heartbeats(frame.sparkSession, selected.schema, guarded=late if speaking else F.lit(None))
+            beats = heartbeats(spark, schema, guarded=late if markers.heartbeats else F.lit(None))
             selected = selected.unionByName(beats)
-        selected = selected.withWatermark("guarded", f"{watermark_ms(config)} milliseconds")
+        if markers.checkpoint is not None:
+            side = type(config).__name__.lower()
+            until_ms = markers.complete_until_ms.get(side)
+            least_us = None if until_ms is None else (until_ms + delay_ms) * US_PER_MS
+            name = input_name(fields.options.name, side)
+            newest = newest_times(spark, schema, "guarded", markers.checkpoint, name=name, least_us=least_us)
+            selected = selected.unionByName(newest)
+        selected = selected.withWatermark("guarded", f"{delay_ms} milliseconds")
     return selected

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -13,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column, refuses_wrong_calls
 from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOST
@@ -29,7 +31,14 @@ from spark_purgatory.spark.host.requirements import check_blob_host, check_local
 from spark_purgatory.spark.operator import field_types
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_schema, event_fields, evidence_of
-from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
+from spark_purgatory.spark.operator.inputs import (
+    Fields,
+    Markers,
+    events_input,
+    key_prefix,
+    operations_input,
+    payload_sources,
+)
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.operator.query_watch import ticks, warn_inside_foreach_batch, watch
@@ -225,6 +234,8 @@ class Purgatory(PurgatoryOptions):
         *,
         as_of: datetime | date | str | Column | None = None,
         heartbeats: bool = True,
+        checkpoint: str | None = None,
+        complete_until: Mapping[str, datetime | date | str | Column] | None = None,
     ) -> DataFrame:
         """Return the outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
@@ -240,6 +251,12 @@ class Purgatory(PurgatoryOptions):
                 ``idle_after``. After hours of downtime this makes rows of the backlog late before they are read. So
                 first read it with False (and ``availableNow``) on the same checkpoint. A job that is started now and
                 then does both each time.
+            checkpoint: The checkpoint that the query will have. Each start then takes over the newest time that each
+                input had in earlier runs, so that inputs may bring rows in different runs (semantics 3.11). Give it
+                from the first start on, for a job that is started now and then.
+            complete_until: Times up to which inputs have brought all rows, by "operations" or "completions": in this
+                run an input's part of the watermark is at least its time, even without rows. Rows that come later, with
+                times up to it, are late. Needs ``checkpoint``.
 
         Returns:
             A stream if both inputs are streams, else a batch DataFrame. The stream may be an input of another
@@ -268,6 +285,7 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames, but a stream has a watermark: leave as_of out")
+        markers = self._markers(operations, heartbeats, checkpoint, complete_until or {})
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
         else:
@@ -288,8 +306,8 @@ class Purgatory(PurgatoryOptions):
         spec, schema = plan.spec, plan.schema
         if operations.isStreaming:
             watch(self, operations)
-        left = operations_input(given, spec, plan.several_keys, heartbeats)
-        right = events_input(events, spec.number, heartbeats)
+        left = operations_input(given, spec, plan.several_keys, markers)
+        right = events_input(events, spec.number, markers)
         check_local_workers(operations.sparkSession)
         sent = Broadcast(self.shards, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
         packed = exchanged(left, OPERATIONS, self.shards, columns=spec.columns)
@@ -300,13 +318,35 @@ class Purgatory(PurgatoryOptions):
             route = "scope" if self.scope is not None else "id" if plan.several_keys else "key"
             results = with_query(
                 self._stream(packed, spec, sent),
-                Query(spec, self.shards, self.host, route, name=self.name, ticks=ticks(self)),
+                Query(spec, self.shards, self.host, route, name=self.name, ticks=ticks(self), checkpoint=checkpoint),
             )
             return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         results = packed.groupBy("shard").applyInPandas(decided, BATCH_DDL)
         return results.mapInArrow(unpack, schema).drop(*exclude)
+
+    def _markers(
+        self, operations: DataFrame, heartbeats: bool, checkpoint: str | None, complete_until: Mapping[str, Any]
+    ) -> Markers:
+        """Return the rows that the query adds to its inputs. Raises ConfigError for a wrong ``complete_until``."""
+        if checkpoint is not None and not operations.isStreaming:
+            raise ConfigError("checkpoint is for streams, but the inputs are batch DataFrames: leave checkpoint out")
+        if complete_until and checkpoint is None:
+            raise ConfigError("complete_until needs checkpoint=: give the checkpoint that the query will have")
+        sides: dict[str, Operations | Completions] = {"operations": self.operations, "completions": self.completions}
+        until_ms: dict[str, int] = {}
+        for side, until in complete_until.items():
+            if side not in sides or sides[side].outcomes_of is not None:
+                free = [name for name, options in sides.items() if options.outcomes_of is None]
+                raise ConfigError(f"complete_until[{side!r}] is no input with a watermark: give {' or '.join(free)}")
+            until_ms[side] = instant_ms(operations.sparkSession, until, f"complete_until[{side!r}]")
+            if until_ms[side] > time.time() * 1000 + self.ms_of("max_future"):
+                raise ConfigError(
+                    f"complete_until[{side!r}]={until!r} is more than max_future ahead, where rows are rejected: give "
+                    "an earlier time"
+                )
+        return Markers(heartbeats, checkpoint, until_ms)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.

@@ -33,8 +33,8 @@ BACKLOG = ". After downtime with idle_after=, first read the backlog with resolv
 STUCK = (
     "query %s: %d micro-batches brought rows, but there is no watermark after January 1970, so nothing expires. An "
     "input has had no row with a time so far, or its times are seconds that were read as milliseconds. If it may be "
-    "silent for long, set its idle_after= before the first start of the query. If its times are in the future, look at "
-    "max_future="
+    "silent for long, set its idle_after= before the first start of the query, or give resolve() checkpoint= and "
+    "complete_until=. If its times are in the future, look at max_future="
 )
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d arrived behind the watermark (%s) and may be decided "

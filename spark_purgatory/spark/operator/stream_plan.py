@@ -70,7 +70,7 @@ AS_IT_IS = (
 )
 """Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
 SCHEMAS = ("columns", "event_columns")
-ROUTING = ("shards", "host", "route", "name", "ticks")
+ROUTING = ("shards", "host", "route", "name", "ticks", "checkpoint")
 BY_TABLE = "write its outcomes to a table that a second query reads"
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
@@ -100,6 +100,7 @@ class Query:
     """The texts of the plan's sources. Spark opens those with equal texts once."""
     name: str = field(default="", compare=False)  # The name of its counters
     ticks: bool = field(default=False, compare=False)  # True if every micro-batch has rows, with heartbeats
+    checkpoint: str | None = field(default=None, compare=False)  # Its newest times are taken over at a start
 
 
 def plan_of(frame: DataFrame) -> list[Node]:

@@ -240,6 +240,12 @@ def with_body(entry: str, body: Mapping[str, Any]) -> str:
     return "\n".join([version, json.dumps(body, separators=(",", ":")), *others])
 
 
+def is_within_a_batch(spark: SparkSession, checkpoint: str) -> bool:
+    """Return True if a micro-batch was begun and not committed."""
+    logs = logs_of(files_in(spark, checkpoint, "offsets", "commits"))
+    return max(logs.get("offsets", ()), default=-1) > max(logs.get("commits", ()), default=-1)
+
+
 def entry_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object of a file below a checkpoint, and the lines after it.
 
