@@ -46,6 +46,8 @@ def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: 
     with pytest.raises(PySparkException, match=r"TableLostError: .* dropped"):
         stream.run(stream.rows())
     assert not stream.sink.table_exists(stream.spark), "nothing was written"
+    stream.checkpoint, stream.sink = stream.folder / "again", RecordAccumulator(path=str(stream.folder / "other"))
+    assert stream.run(stream.rows()).numbers() == every(4), "started over, as the error says"
 
 
 @pytest.mark.long
