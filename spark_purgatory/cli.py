@@ -69,22 +69,20 @@ def _options(version: Annotated[bool, Version] = False) -> None:
 
 @app.command()
 def doctor(
-    checkpoint: Annotated[str | None, argument(help="Look at a query's checkpointLocation, and at its table.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
-    table: Annotated[str | None, option(help="Look at a Delta table, given as a path or a name.")] = None,
     remote: Annotated[str | None, option(help="Ask this Spark Connect server: sc://host:15002.")] = None,
     conf: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Check Python, Java, Spark and Delta, with a remedy for each fault.
 
-    Options add checks of a Spark session, a checkpoint and a table.
+    For a query and its table: spark-purgatory status CHECKPOINT --spark
 
     Exit code: 0 everything is right, 1 there is something to do, 2 an argument is wrong.
     """
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
-    asked = DoctorRequest(spark or remote is not None, checkpoint, table, remote, settings=conf or [], as_json=json)
+    asked = DoctorRequest(spark or remote is not None, remote, settings=conf or [], as_json=json)
     raise typer.Exit(run_doctor(asked, terminal()))
 
 
@@ -172,19 +170,26 @@ def check(job_file: JobFile, set_: Changes = None) -> None:
 
 @app.command()
 def status(
-    checkpoint: Annotated[str, argument(help="The query's checkpointLocation, on this machine.")],
+    checkpoint: Checkpoint,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
     max_silence: Annotated[str | None, option(help="Exit 1 if no micro-batch began for longer: '2 hours'.")] = None,
     max_lag: Annotated[str | None, option(help="Exit 1 if the watermark is further behind: '6 hours'.")] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark and check files, states and table.")] = False,
+    conf: Settings = None,
 ) -> None:
     """Show a query's progress at once, without Spark.
 
-    It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 1 an allowed time
-    was exceeded, 2 cannot be read.
+    It reads the checkpoint's own files: last micro-batch, watermark, staged rows. With --spark it also makes the checks
+    of the query's start, in any storage, with a remedy for each fault.
+
+    Exit code: 0 shown, 1 an allowed time was exceeded or there is something to do, 2 cannot be read.
     """
+    if spark:
+        require_spark("This check")
     from spark_purgatory.job.status import StatusRequest, show_status
 
-    raise typer.Exit(show_status(checkpoint, terminal(), StatusRequest(json, max_silence, max_lag)))
+    asked = StatusRequest(json, max_silence, max_lag, spark, settings=conf or [])
+    raise typer.Exit(show_status(checkpoint, terminal(), asked))
 
 
 @app.command()

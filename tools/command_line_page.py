@@ -17,7 +17,7 @@ has the text of this page.
 
 Most commands start their own Spark session, and may read a checkpoint and a table while the query runs
 ([Run a job](operations.md)). Places are paths or URIs that Spark reads. `CHECKPOINT` is the query's checkpointLocation.
-The exit code is 0 if all is well, 1 if Spark or the query failed (`doctor`: there is something to do; `status`: an
+The exit code is 0 if all is well, 1 if Spark or the query failed (`doctor`, `status`: there is something to do, or an
 allowed time was exceeded), 2 if an argument or the file is wrong or nobody agreed. `run` has four more: 2 also if the
 start was refused, 3 if the outcomes do not add up (rows that others deleted are no loss), 4 if more rows were late or
 rejected than `--fail-above` allows, 130 after ctrl-C. Two options may be repeated:

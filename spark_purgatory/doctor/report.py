@@ -18,7 +18,7 @@ from rich.text import Text
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.job.arguments import log_file, place_of, settings_from
+from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.terminal import at_work, say, terminal
 from spark_purgatory.version import LOOKS_WRONG
 
@@ -34,16 +34,9 @@ class DoctorRequest:
     """The arguments of the command."""
 
     spark: bool = False
-    checkpoint: str | None = None
-    table: str | None = None
     remote: str | None = None
     settings: Sequence[str] = ()
     as_json: bool = False
-
-    @property
-    def needs_spark(self) -> bool:
-        """True if a session must be started."""
-        return self.spark or self.checkpoint is not None or self.table is not None
 
 
 def run_doctor(request: DoctorRequest, console: Console) -> int:
@@ -57,13 +50,25 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
         findings = list(findings_of(request, settings))
     wrong = [finding for finding in findings if finding.remedy]
     if request.as_json:
-        told = [{"what": f.what, "found": f.found, "status": f.status, "remedy": f.remedy} for f in findings]
-        console.out(json.dumps({"ok": not wrong, "findings": told}, ensure_ascii=False), highlight=False)
+        console.out(
+            json.dumps({"ok": not wrong, "findings": as_objects(findings)}, ensure_ascii=False), highlight=False
+        )
     else:
-        say(console, verdict(findings), style="bold red" if wrong else "bold green")
-        console.print(_table(findings))
+        show_findings(findings, console)
         say(console, next_step(request, wrong))
     return int(bool(wrong))
+
+
+def as_objects(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Return findings for JSON."""
+    return [{"what": each.what, "found": each.found, "status": each.status, "remedy": each.remedy} for each in findings]
+
+
+def show_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print a verdict, and the findings as a table."""
+    is_wrong = any(finding.remedy for finding in findings)
+    say(console, verdict(findings), style="bold red" if is_wrong else "bold green")
+    console.print(_table(findings))
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -79,59 +84,41 @@ def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
     """Return what to do next."""
     if wrong:
         return f"To mend: {', '.join(finding.what for finding in wrong)}. Then run this command again."
-    if request.needs_spark:
+    if request.spark:
         return f"All fits. If outcomes look wrong all the same: {LOOKS_WRONG}"
     return "All fits. To look at Spark too: spark-purgatory doctor --spark. To see it work: spark-purgatory demo"
 
 
 def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings about this machine and, with a session, about the rest of the request."""
+    """Yield the findings about this machine, and about a session if that was asked for."""
     here = machine_findings() if request.remote is None else [pyspark_finding()]
     yield from here
-    if not request.needs_spark:
+    if not request.spark:
         return
     if any(finding.remedy and finding.what in ("Java", "pyspark", "delta-spark") for finding in here):
         yield Finding("Spark session", "not started", "mend what is wrong above first")
         return
-    spark = _session(request, settings)
-    yield from [spark] if isinstance(spark, Finding) else spark_findings(spark, request)
-
-
-def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
-    """Yield the findings of a session about itself, a checkpoint and a table."""
-    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claim_of
+    spark = session_or_finding(settings, request.remote)
+    if isinstance(spark, Finding):
+        yield spark
+        return
     from spark_purgatory.doctor.session import session_findings
-    from spark_purgatory.doctor.table import table_findings
 
-    if request.spark:
-        yield from session_findings(spark)
-    place = {} if request.table is None else place_of(request.table)
-    if request.checkpoint is not None:
-        yield from checkpoint_findings(spark, request.checkpoint)
-        claimed = claim_of(spark, request.checkpoint)
-        if isinstance(claimed, Finding):
-            yield claimed
-            claimed = {}
-        if place and claimed and claimed != place:
-            remedy = "give --table in the words of the query, or leave it out"
-            yield Finding("table of the checkpoint", next(iter(claimed.values())), remedy)
-            place = {}
-        place = place or claimed
-    if place:
-        yield from table_findings(spark, place, request.checkpoint)
+    yield from session_findings(spark)
 
 
-def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSession | Finding:
+def session_or_finding(settings: Mapping[str, str], remote: str | None = None) -> SparkSession | Finding:
+    """Start a session, or return the reason why there is none."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     from spark_purgatory.job.session import reading_session
 
-    if request.remote is not None:
+    if remote is not None:
         remedy = "start the server, or correct the address, sc://host:15002"
         try:
-            address = urlsplit(request.remote.partition(";")[0])
+            address = urlsplit(remote.partition(";")[0])
             place = address.hostname or "", address.port or CONNECT_PORT
             server = "sc://{}:{}".format(*place)  # The rest of an address may be a login or a token
             socket.create_connection(place, CONNECT_SECONDS).close()  # Spark's own client tries for ten minutes
@@ -142,9 +129,9 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
         try:
             from pyspark.sql.connect.client import DefaultChannelBuilder
 
-            with DefaultChannelBuilder(request.remote).toChannel() as channel:
+            with DefaultChannelBuilder(remote).toChannel() as channel:
                 import_module("grpc").channel_ready_future(channel).result(CONNECT_SECONDS)
-            spark = SparkSession.builder.remote(request.remote).config(map=dict(settings)).getOrCreate()
+            spark = SparkSession.builder.remote(remote).config(map=dict(settings)).getOrCreate()
             _ = spark.version
         except Exception as error:  # gRPC's errors, PySpark's, and imports that fail: all mean that there is no session
             if type(error).__name__ == "FutureTimeoutError":

@@ -1,11 +1,11 @@
-"""``spark-purgatory status``: a query's progress, from its checkpoint's own files, without Spark's JVM."""
+"""``spark-purgatory status``: a query's progress from its checkpoint's own files, and the checks of its start."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,14 +15,17 @@ from typing import Any, cast
 from rich.console import Console
 
 from spark_purgatory.config.units import parse_duration
+from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.report import as_objects, session_or_finding, show_findings
 from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError
+from spark_purgatory.job.arguments import settings_from
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM
 from spark_purgatory.spark.storage.checkpoint_files import body_of
-from spark_purgatory.terminal import say, terminal
+from spark_purgatory.terminal import at_work, say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
 _BATCH = re.compile(r"/batch=(\d+)-")
@@ -84,25 +87,46 @@ class StatusRequest:
     """Fail if the last micro-batch began longer ago."""
     max_lag: str | None = None
     """Fail if the watermark is further behind the clock."""
+    spark: bool = False
+    """Make the checks of the query's start, in a session with these ``settings``."""
+    settings: Sequence[str] = ()
 
 
 def show_status(checkpoint: str, console: Console, request: StatusRequest | None = None) -> int:
-    """Print the status of a query; return the exit code: 1 if it is silent or behind for longer than allowed."""
+    """Print the status of a query; return the exit code: 1 if it is silent or behind for too long, or needs mending."""
     request = request or StatusRequest()
     folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
     now_ms = time.time_ns() // 1_000_000
+    findings: list[Finding] = []
+    facts, alarms = None, list[str]()
     try:
+        if request.spark:
+            findings = _findings(checkpoint, settings_from(request.settings), console)
         facts = _facts(checkpoint, folder)
         alarms = _alarms(facts, request, now_ms)
     except (PurgatoryError, OSError) as error:
-        say(terminal(stderr=True), str(error))
-        return 2
+        if not findings:  # These have the damage with its remedy, also of a checkpoint in another storage.
+            say(terminal(stderr=True), str(error))
+            return 2
     if request.as_json:
-        print(json.dumps({**facts.as_dict(now_ms), "alarms": alarms}))
+        found = {"findings": as_objects(findings)} if request.spark else {}
+        print(json.dumps({**(facts.as_dict(now_ms) if facts else {}), "alarms": alarms, **found}))
     else:
-        for line in [*facts.lines(now_ms), *alarms]:
+        for line in [*(facts.lines(now_ms) if facts else ()), *alarms]:
             say(console, line)
-    return 1 if alarms else 0
+        if findings:
+            show_findings(findings, console)
+    return 1 if alarms or any(finding.remedy for finding in findings) else 0
+
+
+def _findings(checkpoint: str, settings: Mapping[str, str], console: Console) -> list[Finding]:
+    with at_work(console, "Looking"):
+        spark = session_or_finding(settings)
+        if isinstance(spark, Finding):
+            return [spark]
+        from spark_purgatory.doctor.query import query_findings
+
+        return list(query_findings(spark, checkpoint))
 
 
 def _alarms(facts: QueryStatus, request: StatusRequest, now_ms: int) -> list[str]:
@@ -173,7 +197,7 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     if not (folder / "metadata").is_file():
         raise ConfigError(
             f"checkpoint={checkpoint!r} has no file 'metadata' of a query on this machine's disk: name the "
-            "checkpointLocation. If it is in another storage, run spark-purgatory doctor CHECKPOINT, which uses Spark"
+            "checkpointLocation. If it is in another storage, run spark-purgatory status --spark"
         )
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)
@@ -195,7 +219,7 @@ def _batch(file: Path) -> MicroBatch:
     try:
         return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: run spark-purgatory doctor CHECKPOINT for a remedy") from error
+        raise ConfigError(f"{file} is damaged: run spark-purgatory status --spark for a remedy") from error
 
 
 def _numbers(folder: Path, name: str) -> list[int]:

@@ -160,7 +160,7 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
     for words, said in (
         (["pending", str(tmp_path / "none")], "is not a checkpoint of a streaming query"),
         (["status", str(tmp_path / "none")], "has no file 'metadata' of a query on this machine's disk"),
-        (["status", "s3a://bucket/ck"], "run spark-purgatory doctor CHECKPOINT"),
+        (["status", "s3a://bucket/ck"], "run spark-purgatory status --spark"),
         (["pending", str(landing.checkpoint), "--where", "id = new1"], "(Text needs quotes: \"order_id = 'A-7'\")"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
         (["pending", str(landing.checkpoint), "--conf", "master"], "--conf must be NAME=VALUE"),

@@ -63,7 +63,7 @@ def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, caps
     assert show_status(str(checkpoint), terminal()) == 2
     assert "offsets/6 is damaged" in " ".join(capsys.readouterr().err.split())
     assert show_status(str(checkpoint / "none"), terminal()) == 2
-    assert "run spark-purgatory doctor CHECKPOINT" in capsys.readouterr().err
+    assert "run spark-purgatory status --spark" in capsys.readouterr().err
 
 
 def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_remedy(

@@ -1,4 +1,4 @@
-"""Findings about a checkpoint: its states, their settings, and the query's progress."""
+"""Findings about a stopped or running query: its checkpoint's files and states, its table, and whether both fit."""
 
 from __future__ import annotations
 
@@ -6,38 +6,56 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from spark_purgatory import errors
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.criteria import NUMBERED
-from spark_purgatory.core.state.blob import HEADER, VERSION
+from spark_purgatory.core.state.blob import HEADER
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.finding import Finding, note
-from spark_purgatory.doctor.session import clock_finding
-from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError, sentence_of
+from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, shard_states, told_by_states
-from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import too_many
+from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.table.delta_session import check_features
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
-from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000  # Of a shard's state: a micro-batch writes each that it touches whole (docs/choosing.md)
-CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
+STAGING = f"bring back the checkpoint's folder `staging` from a copy, or {errors.START_OVER}"
+FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 
 
-def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
-    """Yield all findings about a checkpoint."""
+def query_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
+    """Yield all findings about a query, by the checks that its start makes."""
+    claimed: dict[str, str] = {}
+    try:
+        claimed = claimed_by(spark, checkpoint)
+        has_table = bool(claimed)
+    except FAULTS as error:
+        has_table = True  # Its entry is there, and damaged.
+        yield Finding("table of the checkpoint", sentence_of(error), without_reach(error) or STAGING)
+    yield from checkpoint_findings(spark, checkpoint, has_table)
+    if claimed:
+        yield from table_findings(spark, claimed, checkpoint)
+
+
+# --- the checkpoint --------------------------------------------------------------------------------------------------
+
+
+def checkpoint_findings(spark: SparkSession, checkpoint: str, has_table: bool = False) -> Iterator[Finding]:
+    """Yield the findings about a checkpoint; ``has_table``: a RecordAccumulator made it."""
     with suppress(*SPARK_FAULTS):  # No query has begun there, or the place cannot be reached.
         if damaged := damages(spark, checkpoint):
             yield from (Finding(f"checkpoint's {each.path}", each.fault, each.remedy) for each in damaged)
@@ -48,7 +66,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
         yield Finding("checkpoint", "its state cannot be read at this path", str(error))
     except (StateUnreadableError, ConfigError) as error:
         is_gone = isinstance(error, StateUnreadableError)
-        if "_metadata" in str(error) or not claim_of(spark, checkpoint):
+        if "_metadata" in str(error) or not has_table:
             yield Finding("checkpoint", "its state is gone" if is_gone else "not a purgatory's", str(error))
         else:
             gone = f"without a state; if its query has a purgatory, {errors.RESTORE_STATE}"
@@ -61,27 +79,11 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
             yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
             return
         yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
-        yield from offset_findings(spark, checkpoint, states)
         yield from state_findings(states)
 
 
-def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -> Iterator[Finding]:
-    """The watermark, the settings that the checkpoint fixes, and the clock of its storage."""
-    if states.watermark_ms > 0:
-        watermark = datetime.fromtimestamp(states.watermark_ms / 1000, UTC)
-        yield Finding("watermark", f"{watermark:%Y-%m-%d %H:%M:%S} UTC, at micro-batch {states.batch_id}")
-    else:
-        yield note("watermark", "none yet: it begins when both inputs have had rows (or idle_after is set)")
-    reader = spark.read.text(f"{literal(checkpoint)}/offsets/{states.batch_id}", wholetext=True)
-    [(text, written_ms)] = reader.select("value", F.unix_millis("_metadata.file_modification_time")).collect()
-    store = states.settings.get(PROVIDER, "").rpartition(".")[2]
-    yield note("kept for good", f"state store {store}, {states.partitions} state partitions")
-    skew_ms = abs(written_ms - json.loads(text.splitlines()[1])["batchTimestampMs"])
-    yield clock_finding("checkpoint's clock", skew_ms, "the driver's")
-
-
 def state_findings(states: ShardStates) -> Iterator[Finding]:
-    """Yield format, number, settings and size of all shards; each state is read and its checksums compared."""
+    """Yield number, settings and size of all shards; each state is read and its checksums compared."""
     try:
         shards = told_by_states(states.whole, _about_state)
     except STATE_FAULTS as error:
@@ -101,7 +103,6 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         yield Finding("shards", f"shards={wanted}; {len(sound):,} have a state")
         if why := too_many(states.partitions, wanted, cores_of(states.whole.sparkSession)):
             yield note("state partitions", why)
-    yield Finding("state format", f"version {VERSION}")
     yield Finding("settings of the query", settings_text(json.loads(spec)))
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
     yield size_finding([shard["bytes"] for shard in sound], states.host)
@@ -130,15 +131,6 @@ def settings_text(spec: Mapping[str, Any]) -> str:
     return ", ".join(text for text, is_set in parts.items() if is_set)
 
 
-def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
-    """The table that a checkpoint is bound to, as `claimed_by` gives it; a finding if the entry cannot be read."""
-    try:
-        return claimed_by(spark, checkpoint)
-    except CLAIM_FAULTS as error:
-        remedy = f"bring back the checkpoint's folder `staging` from a copy, or {START_OVER}"
-        return Finding("table of the checkpoint", sentence_of(error), without_reach(error) or remedy)
-
-
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
     try:
         _, _, shards, _, _ = HEADER.unpack_from(state.blob())
@@ -148,3 +140,42 @@ def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
         return
     waiting = Tally(**facts["tally"]).pending
     yield {"shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str) -> Iterator[Finding]:
+    """Yield the findings about a checkpoint's table: what it is, and whether it still has what was delivered."""
+    options = SinkOptions(path=place.get("path"), table=place.get("table"))
+    try:
+        target = opened(with_format(spark, options))
+        facts = target.facts(spark)
+        if facts is not None and isinstance(target, DeltaTarget):
+            check_features(spark, str(target), target.sql_place, facts.features)
+    except PurgatoryError as error:
+        name = type(error).__name__
+        yield Finding("table", f"{name}: exactly-once would end" if "Forgets" in name else name, str(error))
+        return
+    except SPARK_FAULTS as error:
+        yield Finding("table", sentence_of(error), "give the session what its storage or catalog needs")
+        return
+    if facts is None:
+        yield note("table", f"{target}: there is none yet, the first drain makes it")
+    else:
+        partitions = f", partitioned by {', '.join(facts.partition_by)}" if facts.partition_by else ""
+        yield Finding("table", f"{target}: {target.format}, in {facts.location}{partitions}")
+    what = "table and checkpoint"
+    try:
+        sender = Sender(with_format(spark, options), checkpoint)
+        sender.actions.look(spark, sender.open(spark))  # reads, and changes nothing
+    except PurgatoryError as error:
+        yield Finding(what, type(error).__name__, str(error))
+        return
+    except SPARK_FAULTS as error:
+        yield Finding(what, sentence_of(error), without_reach(error) or STAGING)
+        return
+    ledger = sender.ledger
+    drains = ledger.intent.number + 1 if ledger.intent else 0
+    last = "complete" if ledger.is_done or not drains else "not yet"
+    yield Finding(what, f"fit: {drains:,} drain{'s' * (drains != 1)}, the last {last}")
