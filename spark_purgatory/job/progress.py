@@ -19,8 +19,9 @@ from rich.text import Text
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.metrics.progress import COLUMNS, SHOWN_BATCHES, BatchLine, batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
-from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery, is_theirs
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery

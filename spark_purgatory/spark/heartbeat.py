@@ -15,12 +15,19 @@ from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_access import write_line
 
 NEWEST = "newest"  # A folder of the checkpoint, with the file of the last start
+PATTERN = f"{NEWEST[:-1]}[{NEWEST[-1]}]"  # Spark looks for a folder at once, but for those of a pattern each time
 
 
 def heartbeats(spark: SparkSession, schema: T.StructType, **values: Column) -> DataFrame:
     """Return a stream with one row in each micro-batch: null, except for ``values`` by column name."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
     return _rows(source.load(), schema, values)
+
+
+def is_theirs(description: object) -> bool:
+    """Return True for a source of the user, by Spark's description: the rows of ours only move time."""
+    text = str(description)
+    return not text.startswith("RatePerMicroBatch") and not text.endswith(f"/{PATTERN}]")
 
 
 def newest_times(
@@ -31,10 +38,7 @@ def newest_times(
     This has the time that `write_newest` wrote under ``name``, or ``least_us`` if that is later. Within a run the
     source has nothing new, so it begins no micro-batch.
     """
-    # Spark looks for a folder at once, but for those of a pattern in each micro-batch.
-    lines = spark.readStream.schema("value string").text(
-        f"{literal(checkpoint.rstrip('/'))}/{NEWEST[:-1]}[{NEWEST[-1]}]"
-    )
+    lines = spark.readStream.schema("value string").text(f"{literal(checkpoint.rstrip('/'))}/{PATTERN}")
     known = F.try_element_at(F.from_json("value", "map<string, bigint>"), F.lit(name))
     time_us = F.greatest(known, F.lit(least_us).cast("bigint"))
     return _rows(lines, schema, {column: F.timestamp_micros(time_us)})

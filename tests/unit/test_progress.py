@@ -13,6 +13,7 @@ from rich.console import Console
 
 from spark_purgatory.job.progress import ProgressDisplay, Totals
 from spark_purgatory.job.summary import JobTally, Summary, print_summary, topic_line, warnings_of
+from spark_purgatory.spark.heartbeat import is_theirs
 
 
 class Counters:
@@ -164,3 +165,9 @@ def test_rows_that_came_late_are_in_the_last_lines_of_a_run() -> None:
     (few,) = warnings_of(totals_of(received=100, events_received=20, events_late=3, operations_late=None))
     assert few == "In this run 6 of 240 rows arrived behind the watermark (operations: 0, completions: 6)"
     assert list(warnings_of(totals_of(received=10, events_received=20))) == []
+
+
+def test_rows_of_the_librarys_own_sources_are_not_counted() -> None:
+    assert not is_theirs("RatePerMicroBatchStream[rowsPerBatch=1]")
+    assert not is_theirs("FileStreamSource[file:/lake/_checkpoints/outcomes/newes[t]]")
+    assert is_theirs("FileStreamSource[file:/lake/newest]")

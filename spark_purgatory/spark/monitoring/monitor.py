@@ -25,8 +25,9 @@ from spark_purgatory.metrics.catalog import BY_NAME
 from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
+from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.query_listener import QueryListener
-from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery, is_theirs
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)

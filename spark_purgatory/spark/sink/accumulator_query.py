@@ -15,6 +15,7 @@ from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.formats import opened
@@ -257,11 +258,6 @@ class AccumulatorQuery:
     def _notify(self, draining_rows: int) -> None:
         for listener in self._listeners:
             listener({**self.metrics(), "draining_rows": draining_rows})
-
-
-def is_theirs(description: object) -> bool:
-    """Return True for a source of the user. Our own add a row to each micro-batch, so that time passes."""
-    return not str(description).startswith("RatePerMicroBatch")
 
 
 def _brought(progress: Any) -> bool:
