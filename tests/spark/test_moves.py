@@ -228,8 +228,8 @@ def test_a_query_keeps_the_format_of_its_states_and_a_move_gives_it_the_newer_on
     assert stream.table() == stream.expected()
 
 
-@pytest.mark.parametrize("host", [BLOB, LOG])
-@pytest.mark.parametrize("sink", ["parquet", "foreachBatch"])
+@pytest.mark.parametrize("host", [BLOB, pytest.param(LOG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sink", ["parquet", pytest.param("foreachBatch", marks=pytest.mark.long)])
 def test_a_moved_query_with_another_sink_starts_with_the_settings_that_it_had(
     spark: SparkSession, tmp_path: Path, host: str, sink: str
 ) -> None:
