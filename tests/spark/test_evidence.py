@@ -63,6 +63,7 @@ def told(outcomes: Sequence[dict[str, Any]]) -> list[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "several", "scope", "evidence_order", "seed"),
     [(HOSTS[0], True, None, "time", 21), *now_and_then((HOSTS[1], False, "region", "value", 26))],

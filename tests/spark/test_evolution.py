@@ -224,6 +224,7 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
     assert (row.id, row.label) == ("o1", None)
 
 
+@pytest.mark.long
 def test_what_may_change_is_found_to_do_no_harm(spark: SparkSession, landing: Landing) -> None:
     checkpoint = str(landing.checkpoint)
     for columns, changes in (

@@ -347,6 +347,7 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["applyInPandasWithState", *now_and_then(LOG_HOST)])
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
