@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -42,6 +44,11 @@ class QueryListener(StreamingQueryListener):
 
 
 class _InOneCall(JStreamingQueryListener):
+    def onQueryStarted(self, jevent: Any) -> None:
+        # PySpark cannot read the event of a query that has job tags, such as one that starts inside foreachBatch.
+        ids = {name: UUID(getattr(jevent, name)().toString()) for name in ("id", "runId")}
+        self.pylistener.onQueryStarted(cast("Any", SimpleNamespace(**ids)))
+
     def onQueryProgress(self, jevent: Any) -> None:
         report = json.loads(jevent.progress().json())
         self.pylistener.onQueryProgress(QueryProgressEvent(StreamingQueryProgress.fromJson(report)))
