@@ -16,19 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.engine import deduplication
 from spark_purgatory.core.engine.deduplication import IdRows
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.evidence import Deliveries
-from spark_purgatory.core.events import event_log
 from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES
@@ -268,21 +265,15 @@ def times_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IdRows, "in_order", by_arrival)
 
 
-def first_delivery_counts(patch: pytest.MonkeyPatch) -> None:
-    """Of one event delivered with several values at one time the first given counts."""
-    alike = SimpleNamespace(**{**vars(numbers), "or_zero": lambda values: np.zeros(len(values))})
-    patch.setattr(event_log, "numbers", alike)
-
-
 def evidence_by_arrival(patch: pytest.MonkeyPatch) -> None:
     """Events of one time and key are listed in the order in which they came."""
     patch.setattr(Deliveries, "ranks", lambda self: np.zeros((2, len(self)), np.int64))
 
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    bug.__name__: bug for bug in (first_arrival_wins, times_forgotten, first_delivery_counts, evidence_by_arrival)
+    bug.__name__: bug for bug in (first_arrival_wins, times_forgotten, evidence_by_arrival)
 }
-SEES = {"first_arrival_wins": 3, "times_forgotten": 3, "first_delivery_counts": 10, "evidence_by_arrival": 13}
+SEES = {"first_arrival_wins": 3, "times_forgotten": 3, "evidence_by_arrival": 13}
 """The world that shows each bug, tried first. Where worlds are drawn otherwise the others are searched again."""
 
 
