@@ -24,13 +24,13 @@ from spark_purgatory.demo.landing import FILES, write_landing
 from spark_purgatory.demo.runner import QUICK_SETTINGS, Recount, demo_config, recount, run_demo
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
-from spark_purgatory.job.job_config import JobConfig, MetricsOutput
+from spark_purgatory.job.job_config import InputSection, JobConfig, MetricsOutput
 from spark_purgatory.job.kafka_values import fields_of, rows_of
 from spark_purgatory.job.run_report import ExitCode
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.source_config import KafkaSource
-from spark_purgatory.job.sources import purgatory_of
+from spark_purgatory.job.sources import purgatory_of, read_input
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.topic_output import records_of
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
@@ -375,6 +375,19 @@ def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, surv
     spoilt.write.format("delta").save(str(tmp_path / "outcomes"))
     counted = recount(spark, survivor.landing, tmp_path / "outcomes")
     assert (counted["COMPLETED"].different, counted["EXPIRED"].different) == (1, 1)
+
+
+def test_a_file_that_is_three_months_older_than_the_newest_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    given = InputSection(source={"format": "json", "path": str(tmp_path / "in"), "schema": "n bigint"})
+    (tmp_path / "in").mkdir()
+    for n, days in ((1, 0), (2, 90)):
+        file = tmp_path / "in" / f"{n}.json"
+        file.write_text(f'{{"n": {n}}}')
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+        writer = read_input(spark, given, "operations").writeStream.option("path", str(tmp_path / "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start(format="parquet").awaitTermination()
+    assert sorted(row["n"] for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [1, 2]
 
 
 def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
@@ -37,6 +36,7 @@ from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QU
 from spark_purgatory.spark.storage.storage_access import back_ticked
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
 
+MOST_ADDED = 50  # A chain of a thousand additions ends a task with StackOverflowError.
 MAX_NAME_BYTES = 255  # The longest name of a folder on nearly every file system.
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"  # Written as %XX in the name of a partition's folder.
 _FILE = re.compile(r"rows/generation=\d+/epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
@@ -79,8 +79,7 @@ class Rules:
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
     """Return the rules for rows of a schema."""
-    sizes = [size for field in schema.fields if (size := _size_of(field)) is not None]
-    row_bytes = reduce(Column.__add__, sizes, F.lit(8 * len(schema.fields)))
+    row_bytes = F.expr(_sum([f"{8 * len(schema.fields)}L", *_sizes_of(schema)]))
     acceptable = _acceptable(schema, row_bytes, options, partition_by)
     names = hash_names(schema.names)
     # One step for the check and the hashes, because Spark analyses every step again in every micro-batch.
@@ -295,18 +294,29 @@ def _fault(before: str, number: Column, after: str) -> Column:
     return F.raise_error(F.concat(*words)).cast("boolean")
 
 
-def _size_of(field: T.StructField) -> Column | None:
-    """Return the bytes of a column's values beyond 8; None if they cannot be large."""
-    column, kind = quoted(field.name), field.dataType
-    if isinstance(kind, (T.StringType, T.BinaryType)):
-        size = F.octet_length(column)
-    elif isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.StringType):
-        size = F.octet_length(F.array_join(column, ""))
-    elif isinstance(kind, (T.ArrayType, T.MapType, T.StructType)):
-        size = F.octet_length(F.to_json(F.struct(column)))
-    else:
-        return None
-    return F.coalesce(size, F.lit(0)).cast("bigint")
+def _sum(numbers: list[str]) -> str:
+    """Return the sum of SQL expressions, at most `MOST_ADDED` in a row.
+
+    Spark visits an expression by recursion. Its optimizer makes one chain of additions that follow each other, however
+    they are nested, if one of them is a constant.
+    """
+    if len(numbers) <= MOST_ADDED:
+        return " + ".join(numbers)
+    groups = (numbers[start : start + MOST_ADDED] for start in range(0, len(numbers), MOST_ADDED))
+    return f"aggregate(array({', '.join(map(_sum, groups))}), 0L, (so_far, size) -> so_far + size)"
+
+
+def _sizes_of(schema: T.StructType) -> Iterator[str]:
+    """Yield, in SQL, the bytes beyond 8 of the values of each column whose values may be large."""
+    for field in schema.fields:
+        column, kind = back_ticked(field.name), field.dataType
+        if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.StringType):
+            column = f"array_join({column}, '')"
+        elif isinstance(kind, (T.ArrayType, T.MapType, T.StructType)):
+            column = f"to_json(struct({column}))"
+        elif not isinstance(kind, (T.StringType, T.BinaryType)):
+            continue
+        yield f"cast(coalesce(octet_length({column}), 0) as bigint)"
 
 
 # --- the hashes that are staged with each row: row hash and partition hash --------------------------------------------
