@@ -30,15 +30,17 @@ def is_theirs(description: object) -> bool:
     return not text.startswith("RatePerMicroBatch") and not text.endswith(f"/{PATTERN}]")
 
 
-def newest_times(
-    spark: SparkSession, schema: T.StructType, column: str, checkpoint: str, name: str, least_us: int | None
-) -> DataFrame:
+def newest_lines(spark: SparkSession, checkpoint: str) -> DataFrame:
+    """Return a stream with what `write_newest` writes. Within a run it has nothing new, so it begins no micro-batch."""
+    return spark.readStream.schema("value string").text(f"{literal(checkpoint.rstrip('/'))}/{PATTERN}")
+
+
+def newest_times(lines: DataFrame, schema: T.StructType, column: str, *, name: str, least_us: int | None) -> DataFrame:
     """Return a stream with one row for each start of the query: null, except for ``column``.
 
-    This has the time that `write_newest` wrote under ``name``, or ``least_us`` if that is later. Within a run the
-    source has nothing new, so it begins no micro-batch.
+    This has the time of ``name`` in the lines, or ``least_us`` if that is later. Inputs that share the lines share
+    their source.
     """
-    lines = spark.readStream.schema("value string").text(f"{literal(checkpoint.rstrip('/'))}/{PATTERN}")
     known = F.try_element_at(F.from_json("value", "map<string, bigint>"), F.lit(name))
     time_us = F.greatest(known, F.lit(least_us).cast("bigint"))
     return _rows(lines, schema, {column: F.timestamp_micros(time_us)})

@@ -165,7 +165,7 @@ class Markers(NamedTuple):
     """The rows without a payload that a query adds to its inputs, to move their watermarks."""
 
     heartbeats: bool = True  # Those of ``idle_after`` have a time
-    checkpoint: str | None = None  # With it, each start adds a row with the newest time of earlier runs
+    newest: DataFrame | None = None  # `newest_lines`: each start adds a row with the newest time of earlier runs
     complete_until_ms: Mapping[str, int] = MappingProxyType({})  # By input: its part of the watermark is at least this
 
 
@@ -233,12 +233,12 @@ def _watermarked(
             late = F.expr(f"current_timestamp() - interval {config.us_of('idle_after')} microseconds")
             beats = heartbeats(spark, schema, guarded=late if markers.heartbeats else F.lit(None))
             selected = selected.unionByName(beats)
-        if markers.checkpoint is not None:
+        if markers.newest is not None:
             side = type(config).__name__.lower()
             until_ms = markers.complete_until_ms.get(side)
             least_us = None if until_ms is None else (until_ms + delay_ms) * US_PER_MS
             name = input_name(fields.options.name, side)
-            newest = newest_times(spark, schema, "guarded", markers.checkpoint, name=name, least_us=least_us)
+            newest = newest_times(markers.newest, schema, "guarded", name=name, least_us=least_us)
             selected = selected.unionByName(newest)
         selected = selected.withWatermark("guarded", f"{delay_ms} milliseconds")
     return selected

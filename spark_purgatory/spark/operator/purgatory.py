@@ -24,6 +24,7 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
+from spark_purgatory.spark.heartbeat import newest_lines
 from spark_purgatory.spark.host.blob_host import batch_function, blob_hosted, stream_function
 from spark_purgatory.spark.host.calls import BATCH_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, unpacker
@@ -346,7 +347,8 @@ class Purgatory(PurgatoryOptions):
                     f"complete_until[{side!r}]={until!r} is more than max_future ahead, where rows are rejected: give "
                     "an earlier time"
                 )
-        return Markers(heartbeats, checkpoint, until_ms)
+        newest = None if checkpoint is None else newest_lines(operations.sparkSession, checkpoint)
+        return Markers(heartbeats, newest, until_ms)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.
