@@ -287,7 +287,7 @@ def move(
     job_file: Annotated[Path, argument(help="The YAML file of the new job.")],
     source: Annotated[str, option("--from", help="The old job's checkpoint.")],
     partitions: Annotated[int | None, typer.Option(min=1, help="State partitions. [default: as before]")] = None,
-    where: Annotated[str, option(help="Keep only operations for which this SQL is true.")] = "true",
+    where: Annotated[str, option(help="Keep only operations for which this is true. [default: true]")] = "true",
     dry_run: DryRun = False,
     yes: Yes = False,
     set_: Changes = None,

@@ -273,7 +273,7 @@ def test_forged_hashes_of_keys_ids_and_operations_change_no_outcome(bits: int) -
 
 
 def many_controls(kind: Callable[[int], str], n: int) -> list[Row]:
-    return [ev("hot", 20_000 + i, kind=kind(i), value=0.001, event_id=f"e{i % (n // 2)}") for i in range(n)]
+    return [ev("hot", 20_000 + i, kind=kind(i), value=0.001, event_id=f"e{i % (n - 20)}") for i in range(n)]
 
 
 def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_their_product(
@@ -290,6 +290,6 @@ def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_t
     )
     seconds = process_time() - began
     assert (sum(map(len, decided)), engine.pending) == (n, 0)
-    assert set(decided[0]["matched"].to_pylist()) == {1000} and seconds < 20
+    assert set(decided[0]["matched"].to_pylist()) == {1990} and seconds < 20
     with capsys.disabled():
-        print(f"\n{n:,} operations on one key, 2,000 extensions and completions, a cancel: {seconds:.1f} s")
+        print(f"\n{n:,} operations on one key, 2,000 extensions and completions, of which 20 come twice, a cancel: {seconds:.1f} s")
