@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, Taking, changed, fitted_columns, unfit
-from spark_purgatory.spark.sink.table.staged_columns import with_names
+from spark_purgatory.spark.sink.table.staged_columns import with_types
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.column_types import TAKEN, listed
@@ -119,7 +119,7 @@ def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path
     for value in listed(CAST):
         rows = rows_of(value)
         assert rules(rows) == [], value
-        assert refusal(with_names(rows, fitted_columns(rows.schema, there)), tmp_path / "table") == "", value
+        assert refusal(with_types(rows, fitted_columns(rows.schema, there)), tmp_path / "table") == "", value
     one_of_each = {value.rsplit(" ", 1)[1]: value for value in listed(WIDENED)}
     rows = spark.range(1).selectExpr(*one_of_each.values())
     assert refusal(rows, tmp_path / "table") == ""
