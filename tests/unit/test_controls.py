@@ -292,4 +292,4 @@ def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_t
     assert (sum(map(len, decided)), engine.pending) == (n, 0)
     assert set(decided[0]["matched"].to_pylist()) == {1990} and seconds < 20
     with capsys.disabled():
-        print(f"\n{n:,} operations on one key, 2,000 extensions and completions, of which 20 come twice, a cancel: {seconds:.1f} s")
+        print(f"\n{n:,} operations on one key, 4,000 events of which 20 come twice, a cancel: {seconds:.1f} s")
