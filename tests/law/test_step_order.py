@@ -10,6 +10,7 @@ The planted bugs at the end are engines that look at the order of arrival.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +28,13 @@ from spark_purgatory.core.engine.deduplication import IdRows
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
-from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import BugError
+from spark_purgatory.spark.host.exchange import to_blob
 from tests.support import engine_driver
 from tests.support.engine_driver import END_MS, Rows, Shards, multiset
 from tests.support.evidence_worlds import carrying, noted
@@ -67,32 +69,27 @@ class Shuffled(Shards):
         super().__init__(spec, restarts=rng, **layout)
         self.rng = rng
 
-    def read(self, operations: Rows, events: Rows) -> tuple[OperationArrivals | None, EventArrivals | None]:
-        ops = evs = None
-        if operations:
-            rows = self.rng.sample(operations, len(operations))
-            table = engine_driver.operations_table(
-                rows, self.several, self.hash_bits, self.spec.by_row, self.spec.number
-            )
-            ops = read_operations(self.cut(table), self.spec)
-        if events:
-            rows = self.rng.sample(events, len(events))
-            # A column that no row fills is there all the same, as in a query.
-            table = self.cut(engine_driver.events_table(rows, self.hash_bits, self.spec))
-            evs = read_events(table, self.spec.criterion, self.spec.whole_operations)
-        return ops, evs
+    def sent(self, operations: Rows, events: Rows, watermark_ms: int) -> Step:
+        ops, evs = (self.rng.sample(rows, len(rows)) for rows in (operations, events))
+        made = engine_driver.operations_table(ops, self.several, self.hash_bits, self.spec.by_row, self.spec.number)
+        # A column that no row fills is there all the same, as in a query.
+        tables = made if ops else None, engine_driver.events_table(evs, self.hash_bits, self.spec) if evs else None
+        return Step(watermark_ms, *(self.cut(table) for table in tables))
 
-    def cut(self, table: pa.Table) -> pa.Table:
-        """The table in some Arrow batches."""
+    def cut(self, table: pa.Table | None) -> list[bytes]:
+        """The rows in some Arrow batches, as a task receives them."""
+        if table is None:
+            return []
         cuts = sorted(self.rng.randint(0, len(table)) for _ in range(self.rng.choice((0, 1, 3))))
         parts = zip([0, *cuts], [*cuts, len(table)], strict=True)
-        return pa.concat_tables([table.slice(start, end - start) for start, end in parts])
+        return [to_blob(table.slice(start, end - start)).to_pybytes() for start, end in parts]
 
 
 def kept(engine: EventTimePurgatory) -> Counter[Any]:
-    """What an engine keeps, as the rows of its export."""
+    """What an engine keeps, as the rows of its export. No value and -inf are one: neither raises a level."""
     tables = [operations_table(engine, ["id", "row"]), ids_table(engine), *events_tables(engine)]
-    return Counter(repr(row) for table in tables if table is not None for row in table.to_pylist())
+    rows = [row for table in tables if table is not None for row in table.to_pylist()]
+    return Counter(repr({**row, "value": None} if row.get("value") == -math.inf else row) for row in rows)
 
 
 def differing(first: Counter[Any], second: Counter[Any]) -> tuple[Counter[Any], Counter[Any]]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges
+from spark_purgatory import (
+    STATE_STORE_SETTINGS,
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+    gauges,
+)
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.storage.query_start import started
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import EVENTS, OPERATIONS, Host, Landing
@@ -34,6 +43,13 @@ IN_TURN: list[Hour] = [
     ([], [event("nobody", 300)]),
     ([operation("o6", 360, 370)], []),
 ]
+
+
+@pytest.fixture(autouse=True)
+def state_store(spark: SparkSession) -> Iterator[None]:
+    """Both hosts run on RocksDB."""
+    with settings(spark, STATE_STORE_SETTINGS):
+        yield
 
 
 class Hours(Landing):

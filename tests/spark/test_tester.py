@@ -187,10 +187,6 @@ def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: Sp
         {"operations": Operations(id="id", keys="key", created="created", timeout="many", watermark="0 seconds")},
         {
             "operations": Operations(id="id", keys="keys", created="created", timeout="1 hour", watermark="0 seconds"),
-            "shards": None,
-        },
-        {
-            "operations": Operations(id="id", keys="keys", created="created", timeout="1 hour", watermark="0 seconds"),
             "orphans": "control",
         },
         {"completions": Completions(key="number", time="time", watermark="0 seconds")},

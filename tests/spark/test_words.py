@@ -156,7 +156,7 @@ def test_what_names_no_value_of_a_row_is_refused_with_its_field(
     [
         ({"shards": "8"}, "shards='8' must be an int between 1 and"),
         ({"shards": True}, "shards=True must be an int between 1 and"),
-        ({"shards": 40_000}, "shards=40000 must be None or between 1 and 32768"),
+        ({"shards": 40_000}, "shards=40000 must be between 1 and 32768"),
         ({"max_pending_per_shard": "many"}, "max_pending_per_shard='many' must be an int between 1 and"),
         ({"tick": "0 s"}, "tick='0 s' must be at least 1 millisecond"),
         ({"name": ""}, "name='' must be a name for the counters"),
