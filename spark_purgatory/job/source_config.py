@@ -27,8 +27,8 @@ BROKER = re.compile(r"(?:[\w+.-]+://)?\[?[\w.%:-]+\]?:(\d+)", re.ASCII)  # As Ka
 
 
 NEVER_TOO_OLD = {"maxFileAge": "36500d"}
-"""Without it Spark leaves out, in silence, files that are seven days older than the newest one that it has read. It
-costs the driver some 20 MB for 100,000 files, which Spark then never forgets."""
+"""Without it Spark leaves out, in silence, files that are seven days older than the newest one that it has read.
+With it the driver never forgets a file."""
 
 
 class FolderSource(Model):

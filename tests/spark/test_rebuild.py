@@ -15,6 +15,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.rebuild import RebuildRequest, planned
+from spark_purgatory.job.run_report import RunReport
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
 
@@ -109,3 +110,22 @@ def test_what_cannot_be_rebuilt_is_refused(spark: SparkSession, tmp_path: Path) 
     (tmp_path / "topic.yaml").write_text(yaml.safe_dump(document))
     with pytest.raises(ConfigError, match=r"only a table can be rebuilt"):
         planned(spark, load_config(tmp_path / "topic.yaml"), RebuildRequest())
+
+
+def test_rows_that_others_deleted_or_that_were_rebuilt_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
+    job(tmp_path)
+    config = load_config(tmp_path / "job.yaml", ["summary=true"])
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("b", "10:05"), ("clock", "12:00"))
+    land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
+    reports = [RunReport() for _ in range(3)]
+    run(spark, config, Console(quiet=True), StopRequest(), report=reports[0])
+    spark.sql(f"DELETE FROM delta.`{tmp_path}/table` WHERE id = 'a'")
+    run(spark, config, Console(quiet=True), StopRequest(), report=reports[1])
+    planned(spark, config, RebuildRequest())[0].write()
+    run(spark, config, Console(quiet=True), StopRequest(), report=reports[2])
+    facts = [report.facts(report.exit_code()) for report in reports]
+    assert [each["result"] for each in facts] == ["right"] * 3
+    assert [each["rows_in_table"] for each in facts] == [2, 1, 2]
+    assert [each["operations_received"] for each in facts] == [3, 0, 0]
+    assert facts[0]["outcomes"] == {"completed": 1, "expired": 1} and facts[0]["waiting"] == 1
+    assert facts[0]["watermark"] == facts[0]["newest_operation"] == "2026-11-01T12:00:00.000Z"
