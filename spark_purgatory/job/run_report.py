@@ -39,11 +39,22 @@ class RunReport:
     job: str = ""
     checkpoint: str = ""
     began_s: float = field(default_factory=time.time)
-    query: Query | None = None
+    query: dict[str, Any] = field(default_factory=dict)
+    """The ids of the query, its last micro-batch and its drained rows; empty before it was started."""
     totals: Totals = field(default_factory=Totals)
     summary: Summary | None = None
     gauges: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
+
+    def see(self, query: Query) -> None:
+        """Take the facts of a query, which the JVM has only while it lives."""
+        sink, last = query.metrics() if isinstance(query, AccumulatorQuery) else {}, query.lastProgress
+        self.query = {
+            "query_id": str(query.id),
+            "run_id": str(query.runId),
+            "last_micro_batch": None if last is None else last["batchId"],
+            "rows_drained": int(sink.get("drained_rows_total", 0)),
+        }
 
     @property
     def share_above(self) -> float:
@@ -58,7 +69,7 @@ class RunReport:
     def exit_code(self, fail_above: float | None = None) -> ExitCode:
         """Return the exit code of a run that was not interrupted."""
         if self.error is not None:
-            refused = self.query is None and isinstance(self.error, PurgatoryError)
+            refused = not self.query and isinstance(self.error, PurgatoryError)
             return ExitCode.REFUSED if refused else ExitCode.FAILED
         if self.summary is not None and not self.summary.adds_up:
             return ExitCode.DOES_NOT_ADD_UP
@@ -67,8 +78,6 @@ class RunReport:
     def facts(self, code: ExitCode) -> dict[str, Any]:
         """Return the object that ``--json`` writes. Counts are those of this run unless their name says otherwise."""
         counted, summary = self.totals.counted, self.summary
-        sink = self.query.metrics() if isinstance(self.query, AccumulatorQuery) else {}
-        last = None if self.query is None else self.query.lastProgress
         return {
             "job": self.job,
             "checkpoint": self.checkpoint,
@@ -77,17 +86,17 @@ class RunReport:
             "error": None if self.error is None else sentence_of(self.error),
             "began_at": _instant(self.began_s * 1000),
             "seconds": round(time.time() - self.began_s, 1),
-            "query_id": None if self.query is None else str(self.query.id),
-            "run_id": None if self.query is None else str(self.query.runId),
+            "query_id": self.query.get("query_id"),
+            "run_id": self.query.get("run_id"),
             "micro_batches": self.totals.batches,
-            "last_micro_batch": None if last is None else last["batchId"],
+            "last_micro_batch": self.query.get("last_micro_batch"),
             "operations_received": counted["received"],
             "events_received": counted["events_received"],
             "outcomes": {name: counted[name] for name in STATUSES if counted[name]},
             "operations_late": counted["operations_late"],
             "events_late": counted["events_late"],
             "events_rejected": counted["events_rejected"],
-            "rows_drained": int(sink.get("drained_rows_total", 0)),
+            "rows_drained": self.query.get("rows_drained", 0),
             "rows_staged": None if summary is None else summary.staged,
             "rows_in_table": None if summary is None else sum(summary.by_status.values()) - summary.staged,
             "waiting": self.gauges.get("pending", self.totals.pending),

@@ -89,11 +89,13 @@ def run(
                 query = sink.write_stream(
                     outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name
                 )
-            report.query, report.totals = query, progress.totals
+            report.see(query)
+            report.totals = progress.totals
             if reporters:
                 every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
+            report.see(query)
     except StreamingQueryException as error:
         if fault := kafka_fault(str(error), config):
             raise SourceError(fault) from error

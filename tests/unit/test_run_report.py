@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.summary import JobTally, Summary, verdict
 from spark_purgatory.job.table_changes import REBUILD, removed_by
 
-QUERY = cast("Any", SimpleNamespace(id="q", runId="r", lastProgress={"batchId": 7}))
+QUERY = {"query_id": "q", "run_id": "r", "last_micro_batch": 7, "rows_drained": 2}
 
 
 def version(number: int, operation: str, noted: object = None, mode: str = "", **metrics: int) -> dict[str, Any]:
