@@ -28,7 +28,6 @@ from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
-from spark_purgatory.job.status import QueryStatus
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.table_changes import removed_rows
@@ -173,7 +172,7 @@ def _summarise(
 ) -> Summary | None:
     summary, staged = None, 0
     if sink is not None and not sink.options.drain_at_end and tally.received:
-        staged = QueryStatus((), None, ledger=read_ledger(spark, StagingFolder.of(spark, config.checkpoint))).staged
+        staged = read_ledger(spark, StagingFolder.of(spark, config.checkpoint)).recorded_rows
     if sink is None:
         say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
     elif not sink.table_exists(spark) and not staged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from spark_purgatory.spark.storage.checkpoint_files import body_of
 from spark_purgatory.terminal import at_work, say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
-_BATCH = re.compile(r"/batch=(\d+)-")
 
 
 @dataclass(frozen=True)
@@ -152,15 +150,6 @@ class QueryStatus:
     tables: tuple[str, ...] = ()
     ledger: Ledger | None = None
 
-    @property
-    def staged(self) -> int:
-        """Rows that wait for their file, by the log alone."""
-        assert self.ledger is not None, "bug: a query without a sink stages nothing"
-        intent = self.ledger.intent
-        last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))
-        fresh = {int(match[1]): rows for path, rows in self.ledger.records.items() if (match := _BATCH.search(path))}
-        return left + sum(rows.rows for batch_id, rows in fresh.items() if batch_id > last)
-
     def lines(self, now_ms: int) -> Iterator[str]:
         """Yield the status as lines for people."""
         _, title, text = last_batch(self.history, self.committed, now_ms)
@@ -174,8 +163,9 @@ class QueryStatus:
             state = "is in the table" if self.ledger.is_done else "is under way, or was cut"
             yield f"Drain {intent.number:,} of {intent.taken_rows:,} rows {state}"
         whole = "Staged: no rows, so every outcome so far is in the table"
-        is_whole = self.ledger.is_done and not self.staged
-        yield whole if is_whole else f"Staged: {self.staged:,} rows wait for their file"
+        rows = self.ledger.recorded_rows
+        is_whole = self.ledger.is_done and not rows
+        yield whole if is_whole else f"Staged: {rows:,} rows wait for their file"
 
     def as_dict(self, now_ms: int) -> dict[str, Any]:
         """Return the status for programs; times are in milliseconds since 1970."""
@@ -189,7 +179,7 @@ class QueryStatus:
             "watermark_ms": None if last is None else last.watermark_ms or None,
             "tables": list(self.tables),
             "last_drain": None if intent is None else intent.number,
-            "rows_staged": None if self.ledger is None else self.staged,
+            "rows_staged": None if self.ledger is None else self.ledger.recorded_rows,
         }
 
 

@@ -94,6 +94,20 @@ class Ledger:
         return 0 if self.intent is None else self.intent.number + 1
 
     @property
+    def recorded_rows(self) -> int:
+        """Rows that wait for their file, by the log alone: no file is looked for, and no micro-batch adopted."""
+        left, last = (
+            (0, NO_BATCH)
+            if self.intent is None
+            else (
+                sum(piece.rows for piece in self.intent.left),
+                self.intent.last_batch,
+            )
+        )
+        fresh = {batch_of(path): contents.rows for path, contents in self.records.items()}
+        return left + sum(rows for batch_id, rows in fresh.items() if batch_id > last)
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes of all pieces that count and were not found in the table."""
         taken = () if self.is_done or self.intent is None else self.intent.taken
