@@ -31,7 +31,6 @@ class Commands(TyperGroup):
     """The commands in groups, each with the first sentence of its help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the command line itself."""
         lines = [self.help or "", "", "Usage  spark-purgatory COMMAND [OPTIONS]      spark-purgatory COMMAND --help"]
         for title, names in GROUPS.items():
             lines += ["", title, *(f"  {name:<13}{(self.commands[name].help or '').splitlines()[0]}" for name in names)]

@@ -34,8 +34,6 @@ class BatchState(Enum):
 
 
 class BatchEvent(Enum):
-    """An event of a batch."""
-
     CLOSE = "closed for appends"
     DRAIN = "drained"
     COMPLETE = "answered: success"
@@ -164,7 +162,6 @@ class PartitionQueues(Generic[P, R, V]):
         return len(self._queues)
 
     def of(self, partition: P) -> PartitionQueue[P, R, V]:
-        """Return the partition's queue, new or known."""
         queue = self._queues.get(partition)
         if queue is None:
             if len(self._queues) >= self._most:

@@ -69,7 +69,6 @@ class DecayedQuotient:
 
     @property
     def value(self) -> float:
-        """The quotient now."""
         return self.top / self.bottom
 
     def restarted(self, bottom: float) -> DecayedQuotient:

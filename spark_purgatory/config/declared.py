@@ -102,8 +102,6 @@ CHECKS: dict[Any, Callable[[Any, str], object]] = {
 
 
 class Declared(NamedTuple):
-    """An option as its class declares it."""
-
     kind: Any  # the type without ``None``
     is_optional: bool  # it may be ``None``
     default: Any  # ``dataclasses.MISSING`` if it must be given
@@ -234,7 +232,6 @@ class Options:
         return f"{name}(\n{lines})"
 
     def us_of(self, name: str) -> int:
-        """Return a duration in microseconds."""
         return parse_duration(getattr(self, name), self.section + name)
 
     def ms_of(self, name: str) -> int:
@@ -242,7 +239,6 @@ class Options:
         return self.us_of(name) // 1000
 
     def bytes_of(self, name: str) -> int:
-        """Return a size in bytes."""
         return parse_size(getattr(self, name), self.section + name)
 
     def in_numbers(self) -> str:
@@ -253,5 +249,4 @@ class Options:
         return ", ".join(f"{name} {texts[kind](name)}" for name, kind in kinds.items())
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Return names of columns as a tuple."""
         return checked_names(getattr(self, name), self.section + name)

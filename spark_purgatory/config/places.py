@@ -29,7 +29,6 @@ class Place:
 
     @classmethod
     def of(cls, uri: str) -> Place:
-        """Return the place of a path."""
         scheme, authority, path = split_uri(uri)
         path = posixpath.normpath(re.sub("/+", "/", path)) if path else "/"
         scheme = scheme and ALIASES.get(scheme.lower(), scheme.lower())
@@ -41,7 +40,6 @@ class Place:
         return cls.of(path if split_uri(path)[0] else os.path.abspath(path))
 
     def same_as(self, other: Place) -> bool:
-        """Return True if both are the same place."""
         return self._is_beside(other) and self.path == other.path
 
     def below(self, folder: Place) -> str | None:
@@ -60,7 +58,6 @@ class Place:
 
 
 def split_uri(uri: str) -> tuple[str | None, str, str]:
-    """Return scheme, authority and path."""
     match = _URI.match(uri)
     assert match is not None
     return match[1], match[2] or "", match[3]

@@ -31,7 +31,6 @@ class Finding:
 
 
 def note(what: str, found: str) -> Finding:
-    """Return a finding worth knowing."""
     return Finding(what, found, is_note=True)
 
 

@@ -31,8 +31,6 @@ CONNECT_PORT, CONNECT_SECONDS = 15002, 10
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """The arguments of the command."""
-
     spark: bool = False
     remote: str | None = None
     settings: Sequence[str] = ()
@@ -65,14 +63,12 @@ def as_objects(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def show_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Print a verdict, and the findings as a table."""
     is_wrong = any(finding.remedy for finding in findings)
     say(console, verdict(findings), style="bold red" if is_wrong else "bold green")
     console.print(_table(findings))
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return a sentence about all findings."""
     counts = Counter(finding.status for finding in findings)
     notes = f", and {counts['note']:,} to know" if counts["note"] else ""
     if not counts["NO"]:

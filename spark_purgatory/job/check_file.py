@@ -114,6 +114,5 @@ def _source_text(given: InputSection) -> str:
 
 
 def names(columns: object) -> str:
-    """Return one name, or several with commas."""
     several = columns if isinstance(columns, (list, tuple)) else [columns]
     return ", ".join(map(str, several))

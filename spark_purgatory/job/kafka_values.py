@@ -93,7 +93,6 @@ def has_header(value: Column) -> Column:
 
 
 def schema_id(value: Column) -> Column:
-    """The id in the header."""
     return F.conv(F.hex(F.substring(value, 2, HEADER_BYTES - 1)), 16, 10).cast("bigint")
 
 

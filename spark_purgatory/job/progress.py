@@ -41,7 +41,6 @@ class Totals:
     counted: Counter[str] = field(default_factory=Counter)  # All counters by name, with those of `REJECTION_COUNTERS`
 
     def add(self, counters: dict[str, Any]) -> None:
-        """Add the counters of a micro-batch."""
         self.counted.update(counters.pop("rejections", None) or {})
         self.counted.update({name: count or 0 for name, count in counters.items()})
         decided = {status: count for status in STATUSES if (count := counters.get(status.lower()))}

@@ -38,8 +38,6 @@ from spark_purgatory.terminal import at_work, say
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """The arguments of the command."""
-
     as_of: str | None = None
     """The watermark at which everything is decided; None: that of the job's checkpoint."""
     event_time_start: str | None = None

@@ -44,7 +44,6 @@ HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding=
 
 
 def page(report: Report) -> str:
-    """The report as HTML."""
     found = report.gauges
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
     where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"

@@ -20,8 +20,6 @@ STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejecte
 
 
 class ExitCode(IntEnum):
-    """The exit code of ``run``."""
-
     RIGHT = 0
     FAILED = 1
     REFUSED = 2

@@ -32,8 +32,6 @@ ADVICE = "An operation ends when the watermark (not the clock) reaches its deadl
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """The arguments of the command."""
-
     checkpoint: str
     where: str
     order_by: str
@@ -48,8 +46,6 @@ class PendingRequest:
 
 @dataclass(frozen=True)
 class FoundPending:
-    """The rows that were found."""
-
     columns: Sequence[str]
     times: Sequence[str]  # Columns of timestamps
     texts: Sequence[str]  # The rows in Spark's JSON

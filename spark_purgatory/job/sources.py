@@ -31,7 +31,6 @@ def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 
 def purgatory_of(config: JobConfig) -> Purgatory:
-    """The purgatory that the file configures."""
     return Purgatory(**vars(config.options()))
 
 

@@ -78,8 +78,6 @@ def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: i
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """The options of the command."""
-
     as_json: bool = False
     max_silence: str | None = None
     """Fail if the last micro-batch began longer ago."""
@@ -151,7 +149,6 @@ class QueryStatus:
     ledger: Ledger | None = None
 
     def lines(self, now_ms: int) -> Iterator[str]:
-        """Yield the status as lines for people."""
         _, title, text = last_batch(self.history, self.committed, now_ms)
         yield f"{title}. {text}"
         watermark_ms = self.history[-1].watermark_ms if self.history else 0

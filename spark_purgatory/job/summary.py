@@ -95,7 +95,6 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
 
 
 def topic_line(tally: JobTally, totals: Totals) -> str:
-    """Return the sums of a job that writes to a topic."""
     said = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
     return f"{_sober(said, totals)}: {sums_of(tally)}"
 

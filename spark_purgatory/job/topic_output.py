@@ -24,7 +24,6 @@ AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all f
 
 
 def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
-    """Start the query that writes the topic."""
     assert config.output.topic is not None, "bug: the output is no topic"
     if is_checkpoint(spark, config.checkpoint):
         check_files(spark, config.checkpoint)

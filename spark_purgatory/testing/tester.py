@@ -179,8 +179,6 @@ COUNTED = (*(name for name in COUNTERS if name not in ("pending_change", "state_
 
 
 class Given(NamedTuple):
-    """The inputs of a step."""
-
     operations: pa.Table | None
     completions: pa.Table | None
     watermark_ms: int

@@ -79,7 +79,6 @@ class ExactSums:
         return np.where((first == 0) & (high >= 0), numbers.wide_of(low, high), UNREACHED)
 
     def at_least(self, need: Numbers) -> Bools:
-        """Flag the sums that reach their ``need``, (n,) bool."""
         reached = _carried(self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need)))[0] >= 0
         return reached & (need != UNREACHED) if is_wide(need) else reached
 

@@ -77,7 +77,6 @@ def constant(units: int, n: int) -> Numbers:
 
 
 def is_double(values: Numbers) -> bool:
-    """True if a column is of doubles."""
     return values.dtype == np.float64
 
 
@@ -137,7 +136,6 @@ def widened(units: Numbers) -> Numbers:
 
 
 def joined(parts: list[Numbers]) -> Numbers:
-    """Concatenate columns."""
     if any(map(is_wide, parts)):
         parts = [widened(part) for part in parts]
     return np.concatenate(parts)
@@ -162,14 +160,12 @@ def lowest(values: Numbers) -> Any:
 
 
 def is_negative(values: Numbers) -> Bools:
-    """Flag the numbers below 0, (n,) bool."""
     if is_double(values):
         return values < 0
     return (values < ZERO) & (values != NO_WIDE) if is_wide(values) else (values < 0) & (values != NO_UNITS)
 
 
 def or_zero(values: Numbers) -> Numbers:
-    """Return the column with 0 for missing values."""
     if is_double(values):
         return np.nan_to_num(values, nan=0.0)
     return np.where(values == lowest(values), ZERO if is_wide(values) else 0, values)

@@ -294,7 +294,6 @@ class GrowableArray(Generic[Kind]):
             self._buffer = self._buffer.copy()
 
     def append(self, values: npt.NDArray[Kind]) -> None:
-        """Append (n,) values of the column's type."""
         end = self._length + len(values)
         self._reserve(end)
         self._buffer[self._length : end] = values

@@ -39,7 +39,6 @@ class GrowableTexts:
 
     @property
     def size(self) -> int:
-        """The bytes of all texts."""
         return len(self._characters)
 
     @property
@@ -169,7 +168,6 @@ class ValueColumn:
         return values if self._null_type is None or values.type == self._null_type else values.cast(self._null_type)
 
     def append(self, values: pa.Array) -> None:
-        """Append (n,) values of the column's type."""
         if not len(values):
             return
         if not len(self) and _is_text(values.type) and not values.null_count:

@@ -152,7 +152,6 @@ class SeenIds:
         return known
 
     def remove(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
-        """Forget the entries of these ids and deadlines, (n,)."""
         row, slots = self._find_live(identity, hashes, sorted_runs.hash_order(hashes), MIN_TIME_US)
         gone = self.deadline_us.values[slots] == deadline_us[row]
         self.deadline_us.writable[slots[gone]] = MIN_TIME_US
@@ -332,7 +331,6 @@ class Deduplication:
         return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
     def renumber(self, new_row: Rows) -> None:
-        """Number the undecided rows again as ``new_row[row]``."""
         self.undecided = new_row[self.undecided].astype(np.int64)
 
     def identity_of(self, rows: Int64s) -> list[pa.Array]:

@@ -281,8 +281,6 @@ def _last_maxima(spans: list[Spans]) -> tuple[Int64s, Numbers, Int64s]:
 
 @dataclass(frozen=True)
 class _Failures:
-    """Failures of the keys of all inputs."""
-
     inputs: EvaluationInput
     fail_us: Int64s  # (m,) the first failure of each entry's key
     lost_us: Int64s  # (m,) the same, MAX_TIME_US if the key is satisfied

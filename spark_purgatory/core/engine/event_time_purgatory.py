@@ -120,7 +120,6 @@ class Completion:
 
     @property
     def _only_deadlines(self) -> bool:
-        """True if only its deadline can end an operation."""
         criterion = self._spec.criterion
         return isinstance(criterion, Criterion) and criterion.code in AT_DEADLINE and not self._events.controls
 
@@ -254,7 +253,6 @@ class EventTimePurgatory:
         return earliest
 
     def _count_events(self, events: EventArrivals) -> EventArrivals:
-        """Count events and return those that are not rejected."""
         tally = self.outcomes.tally
         accepted = events.take(np.flatnonzero(events.rejection == 0))
         tally.events_received += len(events)
@@ -366,7 +364,6 @@ class EventTimePurgatory:
 
     @property
     def pending(self) -> int:
-        """The number of operations that wait."""
         return self.purgatory.next_row - self.purgatory.ended
 
     @property

@@ -67,7 +67,6 @@ class Deliveries:
 
     @staticmethod
     def joined(parts: Sequence[Deliveries]) -> Deliveries:
-        """Concatenate deliveries."""
         if len(parts) == 1:
             return parts[0]
         segments = list({id(s): s for part in parts for s in part.segments}.values())
@@ -77,12 +76,10 @@ class Deliveries:
         return Deliveries(segments, *(np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS))
 
     def take(self, chosen: Int64s) -> Deliveries:
-        """Return the deliveries at positions, (k,)."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
 
     @property
     def time_us(self) -> Int64s:
-        """The events' times."""
         parts, order = self._by_segment()
         return np.concatenate([EMPTY, *(segment.time_us[at] for segment, at in parts)])[order]
 
@@ -143,7 +140,6 @@ class Deliveries:
         return self.take(np.lexsort((~self._sizes(), self.operation)))
 
     def only_largest(self, n: int) -> Deliveries:
-        """Return the deliveries with the largest value of each of n operations."""
         sizes, largest = self._sizes(), np.full(n, np.iinfo(np.int64).min)
         np.maximum.at(largest, self.operation, sizes)
         return self.take(np.flatnonzero(sizes == largest[self.operation]))
@@ -276,7 +272,6 @@ class _Asked:
     # --- the events of an operation --------------------------------------------------------------------
 
     def _cut(self, span: Spans) -> Spans:
-        """Cut the span at the operation's end."""
         end_us = np.minimum(self.resolved_us, self.inputs.deadline_us)
         high = span.until(end_us[self.inputs.owner[span.owner]])
         return replace(span, high=high).where(high > span.low)

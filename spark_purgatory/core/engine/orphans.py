@@ -59,7 +59,6 @@ NOT_PENDING = "not_pending"  # the code of every reason if events have no marks
 
 
 def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
-    """Return the rows of the events of one log."""
     ids, keys = split_pairs(segment.group_keys) if key.is_named else (None, segment.group_keys)
     of_event = pa.array(segment.group)
     # Keys and ids are written once for each key.
@@ -82,7 +81,6 @@ def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatc
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
-    """Return the rows of rejected events."""
     codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
     kinds = pa.array([*KINDS, None]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
     event, faults = _event(kinds, events.keys, events.operation_ids, spec), pa.array(events.rejection)

@@ -207,7 +207,6 @@ class Outcomes:
         self.tally = Tally()
 
     def add(self, batch: OutcomeBatch) -> None:
-        """Count and keep outcomes."""
         self.tally.by_status[batch.status] += len(batch)
         self.batches.append(batch)
 
@@ -229,7 +228,6 @@ class Outcomes:
         self.add(unwatched(Status.DUPLICATE, created_us, late, **columns))
 
     def take(self) -> list[pa.RecordBatch]:
-        """Remove the outcomes and return them as Arrow batches."""
         batches, self.batches = self.batches, []
         return [batch.to_arrow(self._orphans, self._evidence) for batch in batches if len(batch)]
 

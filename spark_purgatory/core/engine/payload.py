@@ -66,7 +66,6 @@ class Payload:
         self._rows += len(payload)
 
     def take(self, rows: Int64s) -> pa.StructArray:
-        """Return the payload of rows, (n,)."""
         assert self.kind is not None, "bug: rows of an empty payload"
         made: dict[int, pa.Array] = {}
         columns = []

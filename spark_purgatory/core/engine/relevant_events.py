@@ -124,7 +124,6 @@ class EvaluationInput:
     effects: ControlEffects | None = None  # None: no control event applies to any of them
 
     def has(self, rules: tuple[Rule, ...]) -> Bools:
-        """Flag the operations with one of the rules, (n,) bool."""
         return among(self.rule, rules)
 
     @property
@@ -135,8 +134,6 @@ class EvaluationInput:
 
 @dataclass(frozen=True)
 class RelevantEvents:
-    """The relevant events of all inputs."""
-
     spans: list[Spans]
     repeated: list[RepeatedDeliveries]  # deliveries of events whose id occurs again
 

@@ -34,8 +34,6 @@ REASONS = {  # The reason of an outcome and its code, by status
 
 @dataclass(frozen=True)
 class Resolutions:
-    """The resolutions of n rows with m watch entries."""
-
     rows: Int64s  # (n,)
     entries: Int64s  # (m,)
     owner: Int64s  # (m,) position in rows
@@ -65,7 +63,6 @@ class Resolutions:
 
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:
-        """Concatenate the resolutions of parts of the rows, in order."""
         rows, entries = (
             np.cumsum([0, *map(len, of)]) for of in zip(*((p.rows, p.entries) for p in parts), strict=True)
         )

@@ -220,8 +220,6 @@ class ControlEffects:
 
 
 class LogKey(NamedTuple):
-    """The key of one log of a `ControlLog`."""
-
     kind: EventKind
     is_named: bool  # its events name an operation, and their keys are those of `pair_of`
 
@@ -301,7 +299,6 @@ class ControlLog:
         self.drop_empty()
 
     def drop_empty(self) -> None:
-        """Remove logs without events."""
         self.logs = {key: log for key, log in self.logs.items() if len(log)}
 
     @property
@@ -310,7 +307,6 @@ class ControlLog:
         return bool(self.logs_of(EventKind.EXTEND))
 
     def logs_of(self, kind: EventKind) -> list[EventLog]:
-        """Return the logs of a kind."""
         return [log for key, log in self.logs.items() if key.kind == kind]
 
 
@@ -360,7 +356,6 @@ def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
-    """Return spans of entries as spans of their operations."""
     return [replace(span, owner=owner[span.owner]) for span in spans]
 
 

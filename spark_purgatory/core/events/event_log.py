@@ -185,7 +185,6 @@ class EventSegment:
         return self.where(kept) if 2 * int(np.count_nonzero(kept)) <= len(self) else self
 
     def where(self, kept: Bools) -> EventSegment:
-        """Return the flagged events, (E,) bool."""
         counts = np.add.reduceat(kept, self.start[:-1], dtype=np.int64) if len(self) else EMPTY
         groups = np.flatnonzero(counts)
         return EventSegment(
@@ -210,7 +209,6 @@ class Spans:
     high: Int64s
 
     def where(self, chosen: Bools) -> Spans:
-        """Return the flagged spans, (s,) bool."""
         at = np.flatnonzero(chosen)
         return Spans(self.segment, self.owner[at], self.group_start[at], self.low[at], self.high[at])
 
@@ -230,11 +228,9 @@ class EventLog:
         return sum(map(len, self.segments))
 
     def summable(self) -> EventLog:
-        """Return a log of the events that a sum can take."""
         return EventLog([segment.summable for segment in self.segments])
 
     def append(self, segment: EventSegment) -> None:
-        """Keep the events of a batch."""
         if not len(segment):
             return
         self.segments.append(segment)
@@ -270,7 +266,6 @@ class EventLog:
         self.kept = len(self)
 
     def merged(self) -> list[EventSegment]:
-        """Merge all events into at most one segment."""
         while len(self.segments) > 1:
             self.segments[-2:] = [_merge(*self.segments[-2:])]
         return self.segments

@@ -152,7 +152,6 @@ class DelayedOperationPurgatory:
         return due
 
     def purge(self) -> None:
-        """Drop all ended operations from all lists."""
         self.estimated_total = self.timer.size
         if self._ended_since_purge:
             self.watchers.forget(np.concatenate(self._ended_since_purge))

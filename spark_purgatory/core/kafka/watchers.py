@@ -20,8 +20,6 @@ from spark_purgatory.errors import LimitError
 
 
 class Watchers:
-    """All watch lists of one purgatory."""
-
     def __init__(self) -> None:
         self.index = sorted_runs.SortedRuns()
         self.keys = ValueColumn()
@@ -43,7 +41,6 @@ class Watchers:
         return np.arange(self.rows + 1) if self._first_entry is None else self._first_entry.values
 
     def set_first_entry(self, first_entry: Int64s) -> None:
-        """Set `first_entry`."""
         self._first_entry = self._row_of = None
         if len(first_entry) <= int(first_entry[-1]):
             rows = np.arange(len(first_entry) - 1, dtype=np.int32)

@@ -102,7 +102,6 @@ class EventArrivals:
 
 
 def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
-    """Read and check a table of operations."""
     payload = _others(table, (*OPERATION_COLUMNS, *RULE_COLUMNS))
     ids, keys, created, deadline = (
         whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES

@@ -27,8 +27,6 @@ class Rule(IntEnum):
 
 
 class EventKind(IntEnum):
-    """The effect of an event on the operations of its key."""
-
     COMPLETE = 0
     FAIL = 1
     CANCEL = 2
@@ -59,7 +57,6 @@ class Rejection(IntEnum):
     reason: str  # empty if nothing is wrong
 
     def __new__(cls, code: int, reason: str) -> Self:
-        """Make a code with its text."""
         member = int.__new__(cls, code)
         member._value_, member.reason = code, reason
         return member
@@ -90,8 +87,6 @@ class OperationRejection(Rejection):
 
 
 class EventRejection(Rejection):
-    """The reason why an event is rejected and counted."""
-
     NONE = 0, ""
     NULL_KEY = 1, "the key is null"
     NULL_TIME = 2, "the time is null"

@@ -126,7 +126,6 @@ class EngineSpec:
         return isinstance(self.criterion, ByRow)
 
     def may_have(self, rules: tuple[Rule, ...]) -> bool:
-        """True if an operation may have one of the rules."""
         return not isinstance(self.criterion, Criterion) or self.criterion.code in rules
 
     def event_type(self) -> pa.StructType:

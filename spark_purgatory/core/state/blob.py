@@ -58,7 +58,6 @@ _STEPS = tuple(
 
 
 def coded_size(size: int) -> int:
-    """Return the size of ``size`` bytes when coded."""
     return -(-size // GROUP) * CODED
 
 

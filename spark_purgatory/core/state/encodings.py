@@ -33,7 +33,6 @@ SPAN_LIMIT = 1 << 62  # values further apart than this are not subtracted
 
 
 def narrowest(most: int) -> np.dtype[Any]:
-    """Return the narrowest type for values ``0 .. most``."""
     return next((kind for kind in NARROW if most <= np.iinfo(kind).max), np.dtype(np.int64))
 
 
@@ -74,7 +73,6 @@ def split_bytes(values: Values, streams: int, into: Values) -> None:
 
 
 def join_bytes(stored: bytes | memoryview, streams: int = 1) -> bytes | memoryview:
-    """Return the bytes of the values that `split_bytes` got."""
     if streams == 1:
         return stored
     wide = np.empty((len(stored) // streams, streams), np.uint8)
@@ -91,7 +89,6 @@ def _move(source: Values, target: Values) -> None:
 
 
 def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
-    """Return the array that `pack` got from the bytes of its stored values."""
     kind, narrow, base, how = encoding
     values = np.frombuffer(stored, narrow)
     if how == PLAIN:

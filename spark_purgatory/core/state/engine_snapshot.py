@@ -41,14 +41,12 @@ Numbers = dict[str, int]
 
 
 def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
-    """Return counts and clocks."""
     wheel = purgatory.timer.wheel
     numbers = {"ended": purgatory.ended, "estimated_total": purgatory.estimated_total}
     return {**numbers, "wheel_clock": wheel.clock, "wheel_levels": len(wheel.spans)}
 
 
 def restore_counts(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays) -> None:
-    """Restore the rows' states and the number that has ended."""
     purgatory.state = GrowableArray(arrays["rows.state"])
     purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
 
@@ -60,7 +58,6 @@ def save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
 
 
 def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
-    """Restore the runs that `save_runs` saw."""
     runs: list[Int64s] = []
     while (prefix := arrays.get(f"{name}.{len(runs)}.prefix")) is not None:
         runs.append((prefix << ROW_BITS) | arrays[f"{name}.{len(runs)}.row"])
@@ -75,7 +72,6 @@ def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
 
 
 def restore_keys(name: str, tables: Tables) -> ValueColumn:
-    """Restore the keys that `save_keys` saw."""
     return ValueColumn.restored([batch.column(0) for batch in tables.get(name, [])])
 
 
@@ -113,7 +109,6 @@ def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) ->
 
 
 def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | None, arrays: Arrays) -> None:
-    """Restore the timer that `save_timer` saw."""
     wheel, levels = timer.wheel, numbers["wheel_levels"]
     wheel.clock = numbers["wheel_clock"]
     wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))

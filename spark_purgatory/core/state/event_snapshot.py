@@ -42,7 +42,6 @@ def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Table
 
 
 def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
-    """Return the segment that `save_segment` was given."""
     columns = tables.get(f"{name}.columns")
     return EventSegment(
         group_hash=arrays[f"{name}.group_prefix"] << ROW_BITS,

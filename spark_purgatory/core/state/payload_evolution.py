@@ -146,7 +146,6 @@ class StoredPayload:
         return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))
 
     def evolved(self) -> list[pa.RecordBatch]:
-        """Return the chunks with the query's columns."""
         if self.is_same:
             return self.batches
         schema, any_case = pa.schema(payload_schema.sent(self.columns)), self.comparison.case_sensitive

@@ -103,7 +103,6 @@ def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def batch_of(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Return a batch of columns, or of so many rows without columns."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -191,7 +190,6 @@ def is_record(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return True if a type is an array in Spark."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 

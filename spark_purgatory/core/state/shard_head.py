@@ -45,7 +45,6 @@ class ShardHead:
 
     @property
     def log_entries(self) -> int:
-        """The number of entries in the log."""
         return self.next_entry - self.first_entry
 
     def wants_snapshot(self, entry_bytes: int) -> bool:
@@ -60,7 +59,6 @@ class ShardHead:
 
 
 def write_head(head: ShardHead) -> bytes:
-    """Return the head as bytes."""
     return write_frame(MAGIC, VERSION, json.dumps(asdict(head), separators=(",", ":")).encode())
 
 

@@ -54,12 +54,10 @@ class Step:
 
     @property
     def size(self) -> int:
-        """The bytes of the packed tables."""
         return sum(map(len, self.operations)) + sum(map(len, self.events))
 
 
 def write_entry(step: Step) -> bytes:
-    """Return a step as an entry of the log."""
     blobs = [*step.operations, *step.events]
     counts = COUNTS.pack(step.watermark_ms, len(step.operations), len(step.events))
     body = b"".join((counts, *(SIZE.pack(len(blob)) for blob in blobs), *blobs))

@@ -62,7 +62,6 @@ class ShardStates:
 
     @property
     def partitions(self) -> int:
-        """The number of state partitions."""
         return int(self.settings.get(PARTITIONS, 0))
 
     @property

@@ -177,7 +177,6 @@ def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:
 
 
 def latest(times: Iterable[Sequence[int]]) -> Newest:
-    """Return the newest times of all."""
     operations_us, events_us = zip(NOTHING_SEEN, *times, strict=True)
     return max(operations_us), max(events_us)
 

@@ -35,7 +35,6 @@ def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
 def stream_function(
     spec: EngineSpec, shards: int, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
 ) -> StreamFunction:
-    """Return the function for `blob_hosted`."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG001
         prepare_worker()

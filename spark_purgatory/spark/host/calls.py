@@ -54,7 +54,6 @@ def timer_of(due_ms: int | None, watermark_ms: int, clock_delay_ms: int) -> int 
 
 
 def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Broadcast | None) -> Step:
-    """Return the step of rows of the exchange, which are (side, blob)."""
     sides: dict[int, list[bytes]] = {OPERATIONS: [], EVENTS: []}
     size = 0
     for side, blob in rows:
@@ -87,7 +86,6 @@ def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
 
 
 def packed(outcomes: Sequence[pa.RecordBatch]) -> bytes | None:
-    """Return outcomes as one blob, None if there are none."""
     # ORPHANs lack the operation's columns, which become null, and which come last if the first batch has ORPHANs.
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     return to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None

@@ -141,7 +141,6 @@ def _rows(labels: np.ndarray, side: int, blobs: pa.Array) -> pa.RecordBatch:
 
 
 def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
-    """Return a table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)

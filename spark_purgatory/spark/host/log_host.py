@@ -60,7 +60,6 @@ class LogHost(StatefulProcessor):
         self._expired_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state's variables."""
         self._handle = handle
         self._head = handle.getValueState("head", BLOB)
         self._snapshot = handle.getValueState("snapshot", BLOB)
@@ -93,7 +92,6 @@ class LogHost(StatefulProcessor):
 
     @property
     def warm(self) -> WarmEngines:
-        """The engines that this worker holds."""
         return warm_engines()
 
     def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Row:

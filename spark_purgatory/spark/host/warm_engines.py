@@ -183,8 +183,6 @@ class _Kept:
 
 
 class WarmEngines:
-    """The engines that this process keeps."""
-
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._folder = folder
         self._name = name or f"{os.getpid()}-{os.urandom(4).hex()}"
@@ -390,5 +388,4 @@ def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> An
 
 @cache
 def warm_engines() -> WarmEngines:
-    """Return this worker's engines."""
     return WarmEngines(executor_folder())

@@ -28,8 +28,6 @@ TIME = struct.Struct("ll")  # ``struct timeval``: seconds and microseconds
 
 @dataclass(frozen=True)
 class Request:
-    """A step, and the engine that it is meant for."""
-
     shard_id: str
     token: str
     next_token: str  # The engine's token after the step
@@ -42,8 +40,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a step."""
-
     outcomes: bytes | None
     counted: dict[str, int]  # The increase of `calls.counts_of` in the step
     due_ms: int | None
@@ -55,14 +51,12 @@ class Answer:
 
 
 def send_request(connection: Connection, request: Request) -> None:
-    """Ask a worker for a step."""
     step = request.step
     counts = (step.watermark_ms, len(step.operations), len(step.events))
     _send(connection, {**vars(request), "step": counts}, [*step.operations, *step.events])
 
 
 def receive_request(connection: Connection) -> Request:
-    """Wait for the next request."""
     with _understood():
         fields = json.loads(connection.recv_bytes(MOST_LINE_BYTES))
         watermark_ms, *counts = fields["step"]

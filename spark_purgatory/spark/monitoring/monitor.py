@@ -138,7 +138,6 @@ class QueryMonitor(QueryListener):
                     self._sample(progress)
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Stop with the query."""
         if str(event.runId) == self._run_id:
             self.stop()
 

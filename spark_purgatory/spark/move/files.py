@@ -42,7 +42,6 @@ class Files:
         return place.getFileSystem(self._conf), place
 
     def exists(self, path: str) -> bool:
-        """Return True if a file or a folder is there."""
         system, place = self._at(path)
         return bool(system.exists(place))
 
@@ -53,7 +52,6 @@ class Files:
         return sorted(status.getPath().getName() for status in found if status.isDirectory() or not folders_only)
 
     def read(self, path: str) -> str:
-        """Return a small file's text."""
         system, place = self._at(path)
         with closing(system.open(place)) as stream:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()

@@ -25,7 +25,6 @@ class ImportingHost(LogHost):
         self._importing = importing
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Take a shard's rows of an export."""
         prepare_worker()
         engine = self._importing.engine(key, ((row["side"], row["blob"]) for row in rows))
         blob = save(engine, self._options.shards)

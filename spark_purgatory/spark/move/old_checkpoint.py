@@ -20,8 +20,6 @@ from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED
 
 @dataclass(frozen=True)
 class OldCheckpoint:
-    """A checkpoint before its move."""
-
     path: str
     query_id: str
     batch_id: int  # The last micro-batch that is committed
@@ -97,12 +95,10 @@ class OldCheckpoint:
 
 
 def batches_in(files: Files, folder: str) -> list[int]:
-    """Return the micro-batches that have a file in a folder, ascending."""
     return sorted(int(name) for name in files.names(folder) if name.isdigit())
 
 
 def conf_of(offsets: str) -> dict[str, str]:
-    """Return the settings in a micro-batch's offsets."""
     return dict(body_of(offsets)["conf"])
 
 

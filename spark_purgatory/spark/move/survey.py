@@ -26,8 +26,6 @@ FACTS = ("spec", "columns", "roles", "sources", "texts", "event_columns", "event
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """The facts in one shard's state."""
-
     facts: dict[str, Any]
     tally: dict[str, Any]
     watermark_ms: int
@@ -43,29 +41,23 @@ class ShardFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """The facts about a checkpoint."""
-
     states: ShardStates
     found: list[ShardFacts]
 
     @property
     def operations(self) -> int:
-        """The number of operations that wait."""
         return self.tally.pending
 
     @property
     def tally(self) -> Tally:
-        """The counts of all shards."""
         return Tally(**history_of([each.tally for each in self.found]))  # type: ignore[arg-type]
 
     @property
     def watermark_ms(self) -> int:
-        """The latest watermark of all shards."""
         return max(each.watermark_ms for each in self.found)
 
     @property
     def spec(self) -> EngineSpec:
-        """The spec that all engines share."""
         return spec_of(self.found[0].facts["spec"])
 
 

@@ -164,7 +164,6 @@ def kept_operations(found: Survey, where: str) -> DataFrame:
 
 
 def _manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
-    """Return the manifest of an export of a query's checkpoint."""
     told = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
     queries = sorted({json.dumps(each, sort_keys=True) for each in told})
     return Manifest(

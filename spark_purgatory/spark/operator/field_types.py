@@ -60,7 +60,6 @@ def operation_types(type_of: TypeOf, options: PurgatoryOptions) -> tuple[FieldTy
 
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
-    """Return the types of the events' keys and ids by field."""
     config = options.completions
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}

@@ -81,14 +81,12 @@ class Fields(EngineColumns[Column]):
         self._known: dict[tuple[str, Any], Field] = {}
 
     def of(self, value: Any, label: str) -> Field:
-        """Return the field that a config value names. Raises as `field_of`."""
         known = label, value if isinstance(value, str) else id(value)
         if known not in self._known:
             self._known[known] = field_of(self.frame, value, label)
         return self._known[known]
 
     def type_of(self, value: Any, label: str) -> T.DataType:
-        """Return a field's type (`TypeOf`)."""
         return self.of(value, label).kind
 
     def time(self, value: Any, label: str) -> Column:

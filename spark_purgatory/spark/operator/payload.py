@@ -51,12 +51,10 @@ def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
 
 
 def schema_text(schema: pa.Schema | None) -> str | None:
-    """Return a schema as a text, which `schema_of` reads."""
     return None if schema is None else schema.serialize().to_pybytes().hex()
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Return the schema that `schema_text` wrote."""
     return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
 
 

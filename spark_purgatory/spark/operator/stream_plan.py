@@ -80,8 +80,6 @@ INSTEAD = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a plan."""
-
     name: str
     detail: str
     depth: int
@@ -286,7 +284,6 @@ def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
 
 
 def queries_in(plan: str) -> list[Query]:
-    """Return the purgatories in the text of a plan."""
     return [_query(text, ()) for text in re.findall(rf"SubqueryAlias {ALIAS}([0-9A-V]+)", plan)]
 
 

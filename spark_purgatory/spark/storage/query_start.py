@@ -70,7 +70,6 @@ def _chosen(spark: SparkSession, wanted: Mapping[str, str], forced: Mapping[str,
 
 
 def _takes(spark: SparkSession, name: str, value: str) -> bool:
-    """Return True if a session accepts a setting."""
     try:
         with settings(spark, {name: value}):
             return True

@@ -19,12 +19,10 @@ _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)
 
 
 def back_ticked(name: str) -> str:
-    """Return a name in back-ticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def sql_text(value: str) -> str:
-    """Return a text as a literal of SQL."""
     return "'" + value.replace("\\", r"\\").replace("'", r"\'") + "'"
 
 

@@ -81,8 +81,6 @@ class Wait(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End the query with an error."""
-
     error: Exception
 
 

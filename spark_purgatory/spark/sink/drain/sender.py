@@ -46,7 +46,6 @@ class Beside:
 
     @property
     def is_busy(self) -> bool:
-        """True while a commit is running."""
         return self._under_way is not None and not self._under_way.done()
 
     def begin(self, spark: SparkSession, commit: Callable[[SparkSession], do.Result]) -> bool:

@@ -30,8 +30,6 @@ NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drai
 
 
 class DrainState(Enum):
-    """The state of the last intent's drain (`protocol`)."""
-
     DONE = "done"  # The commit was read back and noted, or there was no drain yet.
     INTENDED = "intended"  # The table does not have it: it must be committed, for the first time or again.
     UNDERWAY = "underway"  # A thread is committing it.
@@ -41,8 +39,6 @@ class DrainState(Enum):
 
 
 class Names(NamedTuple):
-    """Names for errors."""
-
     checkpoint: str = ""
     folder: str = ""
     table: str = ""
@@ -154,7 +150,6 @@ class Ledger:
         self.incoming = None
 
     def add(self, batch_id: int, epoch: int, contents: Contents) -> None:
-        """Count a micro-batch with rows."""
         self.last_batch, self.last_contents = batch_id, contents
         self.epochs.update({self.next_drain, epoch})
 

@@ -25,7 +25,6 @@ def schema_entry(batch_id: int, schema: str | None) -> NewEntry:
 
 
 def record_entry(staged: StagedBatch) -> NewEntry:
-    """Return the record of a micro-batch that is staged as a whole."""
     return staged.path.rpartition("/")[2], {"path": staged.path, **asdict(staged.contents)}, False
 
 
@@ -35,7 +34,6 @@ def empty_entry(run: EmptyRun) -> NewEntry:
 
 
 def intent_entry(intent: Intent) -> NewEntry:
-    """Return the entry of a drain that was decided."""
     packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
     packed["last_contents"] = asdict(intent.last_contents)
     body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed

@@ -10,7 +10,6 @@ EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # docs/formats.md explains them.
 
 
 def generation(epoch: int) -> int:
-    """Return the generation of an epoch."""
     return epoch // EPOCHS_A_GENERATION % GENERATIONS
 
 
@@ -50,7 +49,6 @@ class Piece:
 
     @property
     def folder(self) -> str:
-        """The folder of its file."""
         return self.path.rpartition("/")[0]
 
     @property
@@ -60,7 +58,6 @@ class Piece:
 
 
 def by_partition(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Return the pieces of each table partition, which will be one file."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.partition, []).append(piece)
@@ -79,15 +76,12 @@ class Contents:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Self:
-        """Return the contents of all pieces of a micro-batch."""
         counts = [(piece.rows, piece.checksum) for piece in pieces]
         return cls(sum(rows for rows, _ in counts), sum(checksum for _, checksum in counts))
 
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """A micro-batch that this run has staged."""
-
     batch_id: int
     epoch: int
     staged_ms: int
@@ -143,5 +137,4 @@ class Intent:
 
     @property
     def taken_rows(self) -> int:
-        """Number of rows in the pieces taken."""
         return sum(piece.rows for piece in self.taken)

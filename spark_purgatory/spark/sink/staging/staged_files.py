@@ -78,7 +78,6 @@ class Rules:
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
-    """Return the rules for rows of a schema."""
     row_bytes = F.expr(_sum([f"{8 * len(schema.fields)}L", *_sizes_of(schema)]))
     acceptable = _acceptable(schema, row_bytes, options, partition_by)
     names = hash_names(schema.names)
@@ -323,7 +322,6 @@ def _sizes_of(schema: T.StructType) -> Iterator[str]:
 
 
 def quoted(name: str) -> Column:
-    """Return a column by its name, which may have any characters."""
     return F.col(back_ticked(name))
 
 

@@ -35,16 +35,12 @@ _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
 
 
 class LogEntry(NamedTuple):
-    """An entry of the log."""
-
     name: str
     body: Body
     path: str = ""  # Below the staging folder.
 
 
 class StagingFolder:
-    """One staging folder, and how this process reaches it."""
-
     def __init__(self, checkpoint: str, local: Path | None = None) -> None:
         self.uri = f"{checkpoint.rstrip('/')}/staging"
         self.local = local / "staging" if local is not None else None

@@ -35,7 +35,6 @@ def is_without_delta(error: BaseException) -> bool:
 
 
 def delta_package(spark_version: str) -> str:
-    """Return the package with Delta's jars for a release of Spark."""
     major, minor = spark_version.split(".")[:2]
     try:
         delta = version("delta-spark")

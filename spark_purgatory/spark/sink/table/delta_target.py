@@ -51,8 +51,6 @@ COMPUTING = frozenset({"allowColumnDefaults", "checkConstraints", "generatedColu
 
 
 class DeltaTarget(Target):
-    """A Delta table."""
-
     format = "Delta"
     no_history = DeltaHistory(())
     adding = AUTO_MERGE
@@ -64,7 +62,6 @@ class DeltaTarget(Target):
 
     @property
     def place(self) -> str:
-        """The table in Delta's statements."""
         return self.table or sql_text(str(self.path))
 
     @property
@@ -81,7 +78,6 @@ class DeltaTarget(Target):
                 raise ConfigError(what_lacks(spark)) from None
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> DeltaHistory:
-        """Read DESCRIBE HISTORY."""
         at = F.date_format("timestamp", "yyyy-MM-dd HH:mm:ss").alias("at")
 
         def rows_of(limit: int) -> list[dict[str, Any]]:
@@ -110,7 +106,6 @@ class DeltaTarget(Target):
         return self._detail(spark) is not None
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """Read it by name or by path."""
         reader = spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)

@@ -14,7 +14,6 @@ from spark_purgatory.spark.sink.table.target import Target
 
 
 def opened(options: SinkOptions) -> Target:
-    """Return the table of options `with_format`."""
     return IcebergTarget(options) if options.format == "iceberg" else DeltaTarget(options)
 
 

@@ -24,8 +24,6 @@ LOOKED_AT = 1000  # Versions in which other queries are looked for. Reading them
 
 @dataclass(frozen=True)
 class DrainCommit:
-    """A drain in the table's history."""
-
     version: int  # `NO_VERSION` if the history has lost it.
     app_id: str
     number: int  # The drain's number.
@@ -37,8 +35,6 @@ class DrainCommit:
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A version of the table."""
-
     version: int
     operation: str
     parameters: Mapping[str, str | None]
@@ -60,8 +56,6 @@ class Undone(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Words of a format, for errors."""
-
     version: str  # The name of a version.
     keep: str  # The remedy that keeps the history for longer.
     restore: str  # The remedy that brings a version back; the version follows.
@@ -70,14 +64,11 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class History(ABC):
-    """The last versions of a table."""
-
     entries: tuple[TableVersion, ...]  # The newest first, without gaps.
     words: ClassVar[Words]
 
     @property
     def version(self) -> int:
-        """The version of the table."""
         return self.entries[0].version if self.entries else NO_VERSION
 
     @abstractmethod
@@ -97,7 +88,6 @@ class History(ABC):
         """Return what removed this version from the table; None if it is part of it, or that is not known."""
 
     def is_back(self, version: int) -> bool:
-        """Return True if this version took the table back to an earlier one."""
         return any(entry.version == version and entry.operation == "RESTORE" for entry in self.entries)
 
     def version_before(self, version: int) -> int | None:
@@ -106,7 +96,6 @@ class History(ABC):
         return next((old for new, old in pairwise(versions) if new == version), None)
 
     def up_to(self, version: int) -> Self:
-        """Return the history as it was at a version."""
         at = next((at for at, entry in enumerate(self.entries) if entry.version == version), len(self.entries))
         return replace(self, entries=self.entries[at:])
 
@@ -129,8 +118,6 @@ class History(ABC):
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The description of a table by its format."""
-
     id: str  # Unique; "" if the table is known by its versions alone.
     location: str
     partition_by: tuple[str, ...]  # With the table's names.
@@ -145,7 +132,5 @@ class TableFacts:
 
 
 class TableState(NamedTuple):
-    """The facts and the history of a table."""
-
     facts: TableFacts | None  # None if there is no table.
     history: History  # Since a version that was asked for, unless it was cut; empty if there is no table.

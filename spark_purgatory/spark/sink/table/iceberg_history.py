@@ -17,12 +17,10 @@ WRITTEN, PICKED, SOURCE, INTENT = "wap.id", "published-wap-id", "source-snapshot
 
 
 def branch_of(app_id: str) -> str:
-    """Return the branch of a query."""
     return app_id.replace("/", "_").replace("-", "_")
 
 
 def drain_id(app_id: str, number: int) -> str:
-    """Return the name of a drain in summaries."""
     return f"{app_id}/{number}"
 
 
@@ -71,12 +69,10 @@ class SnapshotHistory(History):
         return {**proven, **super().drains(app_id)}
 
     def written(self, intent_uuid: str) -> int | None:
-        """Return the snapshot that an intent has written to its branch."""
         return next((id for id, summary in self.snapshots.items() if summary.get(INTENT) == intent_uuid), None)
 
 
 def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int], tags: Any = ()) -> SnapshotHistory:
-    """Return the history of a table from the rows of its metadata tables ``snapshots`` and ``refs``."""
     of = {row["snapshot_id"]: row for row in rows}
     summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
     parents = {id: row["parent_id"] for id, row in of.items() if row["parent_id"] is not None}

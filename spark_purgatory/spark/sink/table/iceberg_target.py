@@ -57,8 +57,6 @@ def iceberg_package(spark_version: str) -> str | None:
 
 
 class IcebergTarget(Target):
-    """An Iceberg table, by name."""
-
     format = "Iceberg"
     publishes = True
     no_history = SnapshotHistory(())
@@ -166,7 +164,6 @@ class IcebergTarget(Target):
         return bool(spark.sql(f"{there} ON now.file_path = then.path LIMIT 1").collect())
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """By name."""
         self.refresh(spark)
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
         return reader.table(str(self.table))
@@ -283,7 +280,6 @@ class IcebergTarget(Target):
         )
 
     def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
-        """It is a checksum of the order of the columns."""
         return order_of(rows, there)
 
     def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:

@@ -19,8 +19,6 @@ Path = tuple[str, ...]  # The names of a column's structs, and its own.
 
 @dataclass(frozen=True)
 class StagedColumns:
-    """The columns of staged rows."""
-
     rows: T.StructType
     version: int = NO_VERSION  # The table's version whose names they have; `NO_VERSION` if there was no table.
 

@@ -36,8 +36,6 @@ class SpecialColumns(NamedTuple):
 
 
 class Target(ABC):
-    """A table by path or by name."""
-
     format: ClassVar[str]  # Its name in texts.
     no_history: ClassVar[History]  # The history of a table that does not exist.
     adding: ClassVar[str] = ""  # The setting by which a drain may add columns that the table lacks.
@@ -56,7 +54,6 @@ class Target(ABC):
 
     @property
     def sql_place(self) -> str:
-        """The table in Spark's statements."""
         return str(self.table)
 
     @abstractmethod
@@ -272,6 +269,5 @@ def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of the names as text."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
