@@ -25,9 +25,15 @@ def main() -> int:
     options.add_argument("--current", type=Path, default=None, help="the file for the input under way")
     given = options.parse_args()
     warnings.simplefilter("ignore")
-    current = given.current or Path(tempfile.mkstemp(prefix="fuzz-")[1])
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        return run(given, Path(name))
+
+
+def run(given: argparse.Namespace, folder: Path) -> int:
+    """Fuzz what was asked for, with files in the folder."""
+    current = given.current or folder / "current"
     current.touch()
-    chosen = [reader for reader in readers() if given.reader in reader.name]
+    chosen = [reader for reader in readers(folder) if given.reader in reader.name]
     limit_memory()
     faults = 0
     for reader in chosen:

@@ -9,15 +9,11 @@ Arrow's own metadata is left as Arrow wrote it: pyarrow ends the process (std::b
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
-import tempfile
-import threading
 import zlib
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -243,10 +239,6 @@ def _read_job(folder: Path, text: bytes) -> None:
     load_config(file)
 
 
-def _set_field(assignment: bytes) -> None:
-    load_config(JOB, [assignment.decode("utf-8", "replace")])
-
-
 AVRO = {
     "type": "record",
     "name": "Order",
@@ -263,33 +255,6 @@ def _read_schema(folder: Path, text: bytes) -> None:
     file = folder / "order.avsc"
     file.write_bytes(text)
     with_mark(schemas_of(_source(schema_file=str(file)), "operations").reader)
-
-
-def _ask_registry() -> Callable[[bytes], None]:
-    """A function that lets a server on this machine give an answer, and asks it."""
-    answers = [b"", b""]
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            """The list of versions, or one of them."""
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answers[self.path.count("/") > 3])
-
-        def log_message(self, *said: Any) -> None:
-            """Nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    source = _source(registry={"url": f"http://127.0.0.1:{server.server_port}"})
-
-    def ask(text: bytes) -> None:
-        answers[:] = (*text.split(b"\n", 1), b"")[:2]
-        schemas = schemas_of(source, "operations")
-        for schema in (schemas.reader, *schemas.writers.values()):
-            with_mark(schema)
-
-    return ask
 
 
 # --- warm engines ---------------------------------------------------------------------------------------
@@ -324,9 +289,8 @@ def _answers() -> list[bytes]:
     return [_message(whole, b"outcomes", b"snapshot"), _message(b'{"missed": true}')]
 
 
-def readers() -> list[Reader]:
-    """All of them. Some keep a file or a server of their own until the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=os.environ.get("FUZZ_FOLDER")))
+def readers(folder: Path) -> list[Reader]:
+    """All of them; some read a file in the folder."""
     states = _states()
     known = [stream for each in states for stream in _streams(_body(each))]
     streams = b"".join(STREAM.pack(n, len(stream)) for n, stream in enumerate(_streams(_body(states[0]))))
@@ -334,7 +298,6 @@ def readers() -> list[Reader]:
     head = (DATA / "shard_head_v1.bin").read_bytes()
     heads = [bytes(frame.read_frame(shard_head.MAGIC, shard_head.VERSION, head, "a head"))]
     schema = json.dumps(AVRO).encode()
-    version = json.dumps({"subject": "orders-value", "version": 1, "id": 7, "schema": json.dumps(AVRO)}).encode()
     return [
         Reader("streams of a state", lambda data: _read_state(_state_of_streams(known, data)), [streams]),
         Reader("contents of a state", lambda data: _read_state(_state_of(data)), [*map(_contents, states)]),
@@ -343,13 +306,7 @@ def readers() -> list[Reader]:
         Reader("head of a shard", _read_head, heads),
         Reader("staging log", _replay_lines, _logs()),
         Reader("job file", partial(_read_job, folder), [JOB.read_bytes()]),
-        Reader(
-            "--set",
-            _set_field,
-            [b"output.linger=4 seconds", b"purgatory.criterion={count: 2}", b"purgatory.emit=final"],
-        ),
         Reader("Avro schema", partial(_read_schema, folder), [schema]),
-        Reader("answers of a registry", _ask_registry(), [b"[1]\n" + version]),
         Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests()),
         Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers()),
     ]

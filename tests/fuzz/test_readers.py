@@ -28,11 +28,10 @@ def test_every_reader_reads_a_changed_input_or_refuses_it_by_name(tmp_path: Path
     """In a process of its own: the worst that an input can do is to end the process."""
     current = tmp_path / "current"
     command = [sys.executable, "-m", "tests.fuzz", "--inputs", INPUTS, "--current", str(current)]
-    given = {**os.environ, "FUZZ_FOLDER": str(tmp_path)}
-    ran = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode in (0, 1), f"{ran.stderr[-2000:]}\nended by {last_input(current)}"
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
-    assert ran.stdout.count(" 0 faults") == len(readers())
+    assert ran.stdout.count(" 0 faults") == len(readers(tmp_path))
 
 
 def json_with(**changed: object) -> Callable[[bytes], bytes]:
@@ -81,10 +80,7 @@ CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a name that is a list": ("staging", lambda _: b'{"format":1,"crc32":0,"entry":[],"body":""}'),
     "lists in lists": ("staging", lambda _: b"[" * 100_000),
     "pieces of different numbers": ("staging", lambda data: data.replace(b'"rows":[3,4]', b'"rows":[3]')),
-    "a field in a thousand sections": ("--set", lambda _: b"a." * 1000 + b"b=1"),
     "a schema without fields": ("Avro", lambda _: b'{"type": "record"}'),
-    "a subject without versions": ("registry", lambda _: b"[]\n"),
-    "a version without an id": ("registry", lambda data: data.replace(b'"id"', b'"no"')),
     "a request that is no object": ("request", lambda _: _message(b"[1]")),
     "a request of two gigabytes": ("request", lambda data: struct.pack("!i", (1 << 31) - 1) + data[4:]),
     "an error of a class elsewhere": ("answer", lambda _: _message(b'{"error": "NamedTuple", "message": ""}')),
@@ -92,9 +88,9 @@ CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_was_found_is_refused_by_name(name: str) -> None:
+def test_what_was_found_is_refused_by_name(name: str, tmp_path: Path) -> None:
     part, change = CASES[name]
-    reader = next(each for each in readers() if part in each.name.split() or part in each.name)
+    reader = next(each for each in readers(tmp_path) if part in each.name.split() or part in each.name)
     with pytest.raises(PurgatoryError) as refused:
         reader.read(change(reader.seeds[0]))
     assert not isinstance(refused.value, BugError)

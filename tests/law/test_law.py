@@ -216,18 +216,6 @@ def test_a_long_series_of_batch_queries_gives_what_the_oracle_says(
     compare_batch_with_oracle("mixed", seed, several, watermark_steps, worlds)
 
 
-@pytest.mark.parametrize("rule", [*RULES, "mixed"])
-@given(seed=SEEDS, several=st.booleans(), worlds=WORLDS)
-@examples(3, 9)
-def test_early_outcomes_have_the_statuses_of_final_ones(rule: str, seed: int, several: bool, worlds: int) -> None:
-    rng, world, criterion = draw(seed, rule, several, duplicates=False, worlds=worlds)
-    expected = multiset(decide(*world, doubles=True, whole_operations=several, criterion=criterion), "row", "status")
-    engine = Shards(spec_of(criterion), 3, several)
-    outcomes = engine.run(splits(rng, *world, rng.choice((1, 3, 9))))
-    assert multiset(outcomes, "row", "status") == expected
-    compared("early", world, worlds, several)
-
-
 # --- a small world in every order and every split -------------------------------------------------
 
 SMALL_OPERATIONS = [("p", "a", 2, 8), ("q", "b", 3, 6), ("r", "ab", 1, 9), ("r", "ab", 2, 5)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from tests.support.engine_driver import END_MS, Shards, microseconds
+from tests.support.engine_driver import Shards, microseconds
 
 Row = dict[str, Any]
 
@@ -49,13 +49,6 @@ def play(spec: EngineSpec, *batches: Batch, several: bool = False) -> list[Row]:
             raise AssertionError(f"\n{shown}\n  expected {expected}\n  got      {got}")
         outcomes += left
     return outcomes
-
-
-def the_outcome(spec: EngineSpec, operation: Row, events: Sequence[Row], several: bool = True) -> tuple[Any, ...]:
-    """(status, resolved_at, matched, missing_keys) once everything is decided."""
-    (outcome,) = Shards(spec, several=several).run([([operation], events, 0), ([], [], END_MS)])
-    missing = None if outcome["missing_keys"] is None else "".join(sorted(outcome["missing_keys"]))
-    return outcome["status"], microseconds(outcome["resolved_at"]), outcome["matched"], missing
 
 
 def many_operations(first: int, end: int) -> pa.Table:

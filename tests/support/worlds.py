@@ -27,28 +27,6 @@ BESIDE_US = (0, 0, 0, 0, -1, 1)  # mostly on the grid, now and then one microsec
 KEYS = "abcdefgh"
 
 
-REPEATED_HOUR_INSTANTS: tuple[int, ...] = (
-    # Berlin, 2026-10-25: 02:00, 02:30 and 02:59:59.999999 come twice, from 00:00 and from 01:00 UTC on.
-    1_792_886_400_000_000,
-    1_792_888_200_000_000,
-    1_792_889_999_999_999,
-    1_792_890_000_000_000,
-    1_792_891_800_000_000,
-    1_792_893_599_999_999,
-    1_792_893_600_000_000,  # 03:00, once
-    # Lord Howe, 2026-04-05: 01:30, 01:45 and 01:59:59.999999 come twice, from 14:30 and from 15:00 UTC of the 4th on.
-    1_775_313_000_000_000,
-    1_775_313_900_000_000,
-    1_775_314_799_999_999,
-    1_775_314_800_000_000,
-    1_775_315_700_000_000,
-    1_775_316_599_999_999,
-    1_775_316_600_000_000,  # 02:00, once
-)
-"""UTC microseconds, two by two of one local time in a time zone that sets its clocks back: keys and ids that a text of
-local time would mix up."""
-
-
 class World(NamedTuple):
     """All that ever happens, as the oracle takes it."""
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from spark_purgatory.core.engine.deduplication import FORGET_FLOOR
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from tests.support.control_events import told
-from tests.support.engine_driver import END_MS, Shards, final, multiset
+from tests.support.engine_driver import END_MS, Shards, final
 from tests.support.operations import Row, op, play
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
@@ -27,48 +25,6 @@ each_width = pytest.mark.parametrize("several", [True, False], ids=["by id", "by
 
 def row(created: int, deadline: int, **others: Any) -> Row:
     return op(created=created * 1000, deadline=deadline * 1000, row=f"[{created}, {deadline}]", **others)
-
-
-@both
-def test_what_completes_or_fails_an_operation_earlier_takes_back_what_an_extension_gave_its_id(
-    spec: EngineSpec,
-) -> None:
-    left = "o COMPLETED 12000"
-    play(
-        spec,
-        (0, [row(10, 20), *told("extend:a:15:0.050")], ""),
-        (5, told("complete:a:12"), left if spec is ANY else ""),
-        (12, [row(21, 30)], "" if spec is ANY else left),
-        (30, [], "o EXPIRED 30000"),
-    )
-
-
-def test_under_final_an_extension_that_comes_after_the_second_row_still_makes_it_a_duplicate() -> None:
-    play(
-        HELD,
-        (0, [row(10, 20)], ""),
-        (1, [row(30, 40)], ""),
-        (15, told("extend:a:16:0.004 extend:a:20:0.010"), ""),
-        (30, [], "o DUPLICATE 30000, o EXPIRED 30000"),
-    )
-    play(
-        HELD,
-        (0, [row(30, 40)], ""),
-        (1, [row(10, 20)], ""),
-        (15, told("extend:a:16:0.013"), ""),
-        (29, [], "o EXPIRED 29000"),
-        (40, [], "o EXPIRED 40000"),
-    )
-
-
-def test_rows_contested_that_are_settled_in_one_step_are_told_apart_by_extended_deadlines() -> None:
-    play(
-        HELD,
-        (0, [row(10, 20)], ""),
-        (1, [row(30, 40), row(66, 70)], ""),
-        (2, told("extend:a:15:0.050"), ""),
-        (80, [], "o DUPLICATE 30000, o EXPIRED 65000, o EXPIRED 70000"),
-    )
 
 
 @both
@@ -87,34 +43,6 @@ def test_late_rows_are_judged_by_extended_deadlines(spec: EngineSpec) -> None:
         (52, [], "o EXPIRED 52000" + ("" if spec is ANY else ", o DUPLICATE 30000")),
         several=True,
     )
-
-
-@pytest.mark.parametrize("restarts", [None, random.Random(3)], ids=["restarted", "seldom restarted"])
-@both
-def test_what_is_remembered_outlives_forgetting_and_compaction(
-    spec: EngineSpec, restarts: random.Random | None
-) -> None:
-    several = FORGET_FLOOR * 2
-    brief = [row(10, 12, id=f"brief-{i}") for i in range(several)]
-    kept = [row(10, 20, id=f"kept-{i}") for i in range(5)]
-    shards = Shards(replace(spec, criterion=criteria.count(2)), several=True, restarts=restarts)
-    outcomes = shards.step([*brief[: several // 2], *kept, *brief[several // 2 :]], told("extend:a:11:0.050"), 0)
-    # The extension speaks to all: those called brief are cancelled at their own time, and are forgotten at their
-    # extended deadline.
-    cancels = [{**event, "operation_id": o["id"]} for o in brief for event in told("cancel:a:12")]
-    outcomes += shards.step([], cancels, 5)
-    for watermark_ms in (13, 30, 50):
-        outcomes += shards.step([row(watermark_ms + 10, 90, id="kept-3")], [], watermark_ms)
-    outcomes += shards.run([([], [], 62), ([row(70, 80, id="kept-3")], [], 63), ([], [], END_MS)])
-    assert multiset(outcomes, "status")[("CANCELLED",)] == several
-    theirs = sorted(f"{o['row']} {o['status']}" for o in outcomes if o["id"] == "kept-3")
-    assert theirs == [
-        "[10, 20] EXPIRED",
-        "[23, 90] DUPLICATE",
-        "[40, 90] DUPLICATE",
-        "[60, 90] DUPLICATE",
-        "[70, 80] EXPIRED",
-    ]
 
 
 @each_width

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,26 +11,10 @@ from spark_purgatory.core.events import control_log
 from spark_purgatory.core.events.event_log import EventSegment, Spans
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from tests.support.engine_driver import END_MS, Shards, microseconds
+from tests.support.engine_driver import Shards
 from tests.support.operations import Row, ev, op
 
 SPEC = EngineSpec(criteria.any_key(), operation_ids=True)
-
-
-def deadlines(operations: list[Row], events: list[Row], final: bool = False) -> dict[str, int]:
-    """When each operation expires, in microseconds."""
-    outcomes = Shards(replace(SPEC, final=final), several=True).run([(operations, events, 0), ([], [], END_MS)])
-    return {outcome["id"]: microseconds(outcome["resolved_at"]) for outcome in outcomes if outcome["id"]}
-
-
-def by_hand(operation: Row, events: list[Row]) -> int:
-    """The deadline after the extensions, one after the other in the order of their times."""
-    deadline: int = operation["deadline"]
-    for event in sorted(events, key=lambda event: event["time"]):
-        mine = event["key"] in operation["keys"] and event["operation_id"] in (None, operation["id"])
-        if mine and operation["created"] <= event["time"] <= deadline:
-            deadline = max(deadline, event["time"] + round(event["value"] * 1_000_000))
-    return deadline
 
 
 def renewals(keys: str, n: int, every_us: int = 1_000) -> list[Row]:
@@ -42,31 +23,6 @@ def renewals(keys: str, n: int, every_us: int = 1_000) -> list[Row]:
         ev(keys[i % len(keys)], 19_999 + i * every_us, kind="extend", value=1.5e-6 * every_us, operation_id=None)
         for i in range(n)
     ]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_extensions_on_several_keys_and_by_operation_reach_as_far_as_by_hand(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(seed)
-    monkeypatch.setattr(control_log, "ROUNDS", 1)
-    monkeypatch.setattr(control_log, "MOST_TOGETHER", rng.choice([1, 50, 1 << 19]))
-    rows = []
-    for i in range(12):
-        created = 10_000 + 50 * rng.randrange(40)
-        keys = "".join(rng.sample("abcde", rng.randint(1, 4)))
-        rows.append(op(f"o{i}", keys, created=created, deadline=created + 100 * rng.randrange(20)))
-    events = [
-        ev(
-            rng.choice("abcdef"),
-            9_000 + 10 * rng.randrange(2_000),
-            kind="extend",
-            value=rng.choice([0.0001, 0.0003, 0.001]),
-            operation_id=rng.choice([None, None, "o1", "o2"]),
-        )
-        for _ in range(rng.choice([5, 60, 200]))
-    ]
-    assert deadlines(rows, events, rng.random() < 0.5) == {row["id"]: by_hand(row, events) for row in rows}
 
 
 def passes(n_renewals: int, n_operations: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:

@@ -202,9 +202,6 @@ def test_a_need_of_any_size_is_decided_and_one_that_is_none_rejected(
     assert the_status(spec, value, rule=rule, need=need, level=None) == status
 
 
-# --- control events -------------------------------------------------------------------------------
-
-
 # --- states ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.engine.orphans import PLAIN, EndedRanges, shown, united
+from spark_purgatory.core.engine.orphans import shown, united
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
 from spark_purgatory.core.spec import criteria
@@ -21,7 +21,7 @@ from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec, spec_of
 from spark_purgatory.core.state.engine_snapshot import restore
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
-from tests.support.control_events import Row, told
+from tests.support.control_events import Row
 from tests.support.engine_driver import END_MS, Shards, microseconds
 from tests.support.operations import ev, op
 
@@ -79,12 +79,6 @@ def test_the_completion_that_comes_behind_the_watermark_of_an_expired_operation_
 
 
 @both
-def test_a_late_event_counts_for_an_operation_that_is_pending(spec: EngineSpec) -> None:
-    outcomes = Shards(spec).run([([op()], [], 0), ([], at(15), 16), ([], [], END_MS)])
-    assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"]
-
-
-@both
 def test_an_event_waits_for_its_operation_as_long_as_one_may_come_on_time(spec: EngineSpec) -> None:
     shards = Shards(replace(spec, lookback_us=5_000))
     assert shards.step([], at(9, 11), 0) == []
@@ -99,32 +93,6 @@ def test_an_orphan_is_due_before_a_later_deadline() -> None:
     assert shards.due_ms == [15]
 
 
-@both
-@pytest.mark.parametrize("watermark_ms", [0, 20, 25])
-def test_an_event_past_the_deadline_by_no_more_than_the_wait_says_that_the_time_was_over(
-    spec: EngineSpec, watermark_ms: int
-) -> None:
-    # The operation waits still, has just expired, or is gone from the watch lists.
-    spec = replace(spec, operation_ids=True)
-    events = [*at(26, 30, 30.001), *({**event, "operation_id": "p"} for event in at(27)), *at(28, key="b")]
-    outcomes = Shards(spec).run([([op()], [], 0), ([], [], watermark_ms), ([], events, watermark_ms), ([], [], 60)])
-    assert why(outcomes) == [
-        "26 past deadline",
-        "27 no such operation",
-        "28 no such operation",
-        "30 past deadline",
-        "30.001 no such operation",
-    ]
-
-
-def test_an_extension_lengthens_the_wait_and_so_the_time_that_is_remembered_and_a_wait_of_nothing_has_none() -> None:
-    extended = [{**at(15)[0], "kind": "extend", "value": 0.01}]
-    outcomes = Shards(FINAL).run([([op()], [*extended, *at(26, 40, 41)], 0), ([], [], 60)])
-    assert why(outcomes) == ["26 past deadline", "40 past deadline", "41 no such operation"]
-    outcomes = Shards(FINAL).run([([op(deadline=10_000)], at(10.001), 0), ([], [], 60)])
-    assert why(outcomes) == ["10.001 no such operation"]
-
-
 def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end() -> None:
     outcomes = Shards(EARLY).run([([op()], at(15), 0), ([], at(12), 0), ([], [], END_MS)])
     assert [outcome["status"] for outcome in outcomes] == ["COMPLETED", "ORPHAN"]
@@ -132,50 +100,6 @@ def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end
     # Under final 12 decides.
     outcomes = Shards(FINAL).run([([op()], at(15), 0), ([], at(12), 0), ([], [], END_MS)])
     assert why(outcomes) == ["15 already ended"]
-
-
-def test_a_completion_that_a_pending_operation_could_not_take_says_so() -> None:
-    outcomes = Shards(replace(FINAL, criterion=criteria.all_keys()), several=True).run(
-        [([op(keys="ab")], told("fail:a:15 complete:a:16"), 0), ([], [], END_MS)]
-    )
-    assert why(outcomes) == ["16 already ended"], "the failure at 15 decided"
-    outcomes = Shards(FINAL, several=True).run(
-        [([op(keys="ab")], told("fail:a:15 complete:a:16 complete:b:17"), 0), ([], [], END_MS)]
-    )
-    assert why(outcomes) == ["16 not taken"]
-    sums = replace(FINAL, criterion=criteria.by_row("rule", "need", "levels"))
-    row = op(rule="sum_at_least", need=2.0, level=None)
-    outcomes = Shards(sums).run([([row], [ev(value=-1.0), ev(time=16_000, value=1.0)], 0), ([], [], END_MS)])
-    assert why(outcomes) == ["15 not taken"]
-
-
-@pytest.mark.parametrize(("value", "counted"), [(-1.0, 1), (float("nan"), 1), (float("-inf"), 1), (0.0, 0), (None, 0)])
-def test_a_value_that_sums_do_not_take_is_counted_with_by_row_and_other_rules_take_it(
-    value: float | None, counted: int
-) -> None:
-    spec = replace(FINAL, criterion=criteria.by_row("rule", "need", "levels"), orphans="none")
-    rows = [
-        op("s", rule="sum_at_least", need=2.0, level=None),
-        op("c", rule="count", need=1.0, level=None),
-    ]
-    for batches in ([(rows, [ev(value=value)], 0)], [([], [ev(value=value)], 0), (rows, [], 0)]):
-        shards = Shards(spec)
-        outcomes = shards.run([*batches, ([], [], END_MS)])
-        assert {row["id"]: row["status"] for row in outcomes} == {"s": "EXPIRED", "c": "COMPLETED"}
-        tally = shards.tallies()[0]
-        assert (tally.events_rejected, tally.event_rejections[EventRejection.BAD_VALUE]) == (0, counted)
-
-
-def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
-    events = told("complete:a:12@p complete:a:13@o complete:a:14@o complete:a:15@p cancel:a:16@o")
-    outcomes = Shards(NAMED).run([([op()], events, 0), ([], told("complete:a:17@o"), 14), ([], [], END_MS)])
-    assert orphans(outcomes) == [
-        "12: complete on key a for operation p counted for no operation: no such operation",
-        "14: complete on key a for operation o counted for no operation: already ended",
-        "15: complete on key a for operation p counted for no operation: no such operation",
-        "16: cancel on key a for operation o counted for no operation: already ended",
-        "17: complete on key a for operation o counted for no operation: already ended",
-    ]
 
 
 # --- rejected events ------------------------------------------------------------------------------
@@ -245,28 +169,6 @@ def test_the_ranges_of_a_hot_key_become_few() -> None:
     shards.run([([op(f"o{i}", deadline=20_000 + i) for i in range(n)], at(15), 0), ([], [], 1)])
     [log] = shards.engine(0).events.orphans.ended.logs.values()
     assert len(log) == 1
-
-
-def test_the_ranges_contain_what_lies_in_one_of_them() -> None:
-    rng = np.random.default_rng(5)
-    ranges, n = EndedRanges(), 300
-    keys = rng.integers(0, 5, n)
-    begins, lengths = rng.integers(0, 1000, n), rng.integers(0, 60, n)
-    for part in np.array_split(np.arange(n), 7):
-        names = pa.array([f"k{key}" for key in keys[part]])
-        segment = EventSegment.build(names, keys[part] << 40, begins[part], (begins + lengths)[part])
-        ranges._append(PLAIN, segment)
-    at_key, times = rng.integers(0, 6, 500), rng.integers(0, 1100, 500)
-    events = EventSegment.build(pa.array([f"k{key}" for key in at_key]), at_key << 40, times)
-    inside = [
-        any(
-            begin <= time <= begin + length and name == f"k{key}"
-            for key, begin, length in zip(keys, begins, lengths, strict=True)
-        )
-        for name, time in zip(events.keys.to_pylist(), events.time_us, strict=True)
-    ]
-    assert 100 < sum(inside) < 450
-    assert ranges.contain(events, False).tolist() == inside
 
 
 # --- settings, state, texts -----------------------------------------------------------------------

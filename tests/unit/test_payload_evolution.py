@@ -51,44 +51,6 @@ def after(then: EngineSpec, now: EngineSpec, given: list[dict[str, Any]]) -> lis
 # --- types ----------------------------------------------------------------------------------------
 
 LAST = {pa.int8(): 2**7 - 1, pa.int16(): 2**15 - 1, pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
-DAYS = [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]
-
-
-def whole(kind: pa.DataType) -> list[Any]:
-    return [LAST[kind], -LAST[kind] - 1, 0, None]
-
-
-def cents(kind: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    return [None if value is None else kind(value) for value in values]
-
-
-WIDENED: list[tuple[pa.DataType, pa.DataType, list[Any], Callable[[Any], Any]]] = [
-    *(
-        (then, now, whole(then), int)
-        for at, then in enumerate(LAST)
-        for now in list(LAST)[at + 1 :]
-    ),
-    *((then, pa.float64(), whole(then), float) for then in list(LAST)[:3]),
-    *((then, pa.decimal128(10, 0), whole(then), Decimal) for then in list(LAST)[:3]),
-    *((then, pa.decimal128(24, 4), whole(then), Decimal) for then in LAST),
-    (pa.decimal128(10, 2), pa.decimal128(11, 2), [Decimal("99999999.99"), None, Decimal("-0.01")], Decimal),
-    (pa.decimal128(10, 2), pa.decimal128(38, 30), [Decimal("99999999.99"), None, Decimal("-0.01")], Decimal),
-    (pa.date32(), pa.timestamp("us"), [*DAYS, None], lambda day: datetime(day.year, day.month, day.day)),
-    (pa.null(), pa.list_(STRING), [None, None], list),
-]  # fmt: skip
-TYPE_IDS = [f"{then} to {now}" for then, now, *_ in WIDENED]
-
-
-@pytest.mark.parametrize(("then", "now", "values", "as_now"), WIDENED, ids=TYPE_IDS)
-def test_a_wider_type_holds_the_same_values(
-    then: pa.DataType, now: pa.DataType, values: list[Any], as_now: Callable[[Any], Any]
-) -> None:
-    assert after(spec(("x", then)), spec(("x", now)), rows(x=values)) == rows_of(cents(as_now, values))
-    nested = (pa.list_(pa.field("element", then)), pa.list_(pa.field("element", now)))
-    lists = [values, None, []]
-    assert after(spec(("x", nested[0])), spec(("x", nested[1])), rows(x=lists)) == rows_of(
-        [cents(as_now, values), None, []]
-    )
 
 
 def rows_of(values: list[Any]) -> list[dict[str, Any]]:

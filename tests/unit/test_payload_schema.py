@@ -10,12 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, sent, type_text
-from spark_purgatory.errors import StateMismatchError
-from tests.conformance.kafka_purgatory import validate
-from tests.support.payload_states import NAMED, WAITING, arrivals, expired, saved, spec_of
+from spark_purgatory.core.state.payload_evolution import StoredPayload
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, type_text
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")
@@ -128,40 +124,12 @@ def test_names_are_matched_exactly_and_then_but_for_their_case_where_no_other_ca
 
 
 AMOUNT = pa.field("amount", pa.decimal128(10, 2))
-CITY = pa.field("city", pa.string())
-TOWN = pa.field("town", pa.string())
 
 
 def held(*fields: pa.Field, rows: int = 2) -> list[pa.RecordBatch]:
     """A chunk of nulls as a checkpoint holds it: columns without names."""
     named = [field.with_name(f"p{i}").with_nullable(True) for i, field in enumerate(fields)]
     return [pa.RecordBatch.from_arrays([pa.nulls(rows, field.type) for field in fields], schema=pa.schema(named))]
-
-
-def take_up(then: list[pa.Field], now: list[pa.Field], case_sensitive: bool = False) -> list[int]:
-    """Where each of the query's columns was."""
-    payload = StoredPayload(held(*then), [field.name for field in then], pa.schema(now), Comparison(case_sensitive))
-    if found := payload.differences():
-        raise StateMismatchError("; ".join(found))
-    assert all(batch.schema.equals(pa.schema(sent(pa.schema(now)))) for batch in payload.evolved())
-    return payload.order
-
-
-def refused(then: list[pa.Field], now: list[pa.Field], **given: Any) -> list[str]:
-    """What cannot be changed."""
-    return StoredPayload(held(*then), [field.name for field in then], pa.schema(now), Comparison(**given)).differences()
-
-
-def test_the_worked_example_of_the_evolution_module() -> None:
-    wider = pa.field("amount", pa.decimal128(12, 2))
-    assert take_up([CITY, AMOUNT], [wider, CITY]) == [1, 0]
-    assert refused([CITY, AMOUNT], [pa.field("amount", pa.float64()), TOWN]) == [
-        "column 'amount' is decimal(10,2) in the checkpoint and double in the query, which does not hold every value "
-        "of it: cast it to decimal(10,2)",
-        "column 'city' is in the checkpoint and not in the query, and 'town' of the same type is in the query and not "
-        "in the checkpoint: if it is renamed, select it as 'city' and rename it after resolve(); if not, give its "
-        "values up with Operations(removed_columns=['city'])",
-    ]
 
 
 def within(path: str, *fields: pa.Field) -> pa.Field:
@@ -197,46 +165,3 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             )
             [said] = StoredPayload([batch], ["c"], pa.schema([now])).differences()
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
-
-
-# --- an engine's state ----------------------------------------------------------------------------
-
-PLAYED = [(), (("id", "id"),), (("id", "id"), ("keys", "key"))]
-
-
-@pytest.mark.parametrize("played", PLAYED, ids=["no roles", "the id", "id and key"])
-def test_columns_in_another_order_come_out_with_their_own_values(played: tuple[tuple[str, str], ...]) -> None:
-    blob = saved(spec_of(NAMED, *played))
-    for seed in range(6):
-        order = random.Random(seed).sample(range(len(NAMED)), len(NAMED))
-        swapped = spec_of(pa.schema([NAMED.field(at) for at in order]), *played)
-        engine = restore(swapped, blob, 1)
-        more = [{**row, "id": f"{row['id']} again", "key": "k"} for row in WAITING]
-        assert engine.step(arrivals(more, swapped), None, 0) == []
-        engine = restore(spec_of(NAMED, *played), save(engine, 1), 1)
-        validate(engine.purgatory)
-        assert expired(engine) == sorted(WAITING + more, key=lambda row: row["id"])
-
-
-@pytest.mark.parametrize("played", PLAYED, ids=["no roles", "the id", "id and key"])
-def test_a_renamed_column_is_refused_by_name(played: tuple[tuple[str, str], ...]) -> None:
-    blob = saved(spec_of(NAMED, *played))
-    renamed = NAMED.set(2, NAMED.field(2).with_name("stadt"))
-    both = r"column 'city' is in the checkpoint and not in the query, and 'stadt' of the same type is in the query"
-    with pytest.raises(StateMismatchError, match=both):
-        restore(spec_of(renamed, *played), blob, 1)
-
-
-def test_a_role_that_another_column_plays_is_refused_by_name() -> None:
-    blob = saved(spec_of(NAMED, ("id", "id"), ("keys", "key")))
-    for played, said in (
-        (
-            [("id", "id"), ("keys", "city")],
-            "operations.keys: the checkpoint takes it from column 'key', the query from column 'city'",
-        ),
-        ([("id", "id")], "operations.keys: the checkpoint takes it from column 'key', the query from an expression"),
-    ):
-        with pytest.raises(StateMismatchError, match=f"^{said}"):
-            restore(spec_of(NAMED, *played), blob, 1)
-    capitals = pa.schema([field.with_name(field.name.upper()) for field in NAMED])
-    assert restore(spec_of(capitals, ("keys", "KEY"), ("id", "ID")), blob, 1).pending == 5

@@ -24,10 +24,9 @@ from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, DrainCommit, TableState, Undone
 from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, IcebergTarget
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION
 from tests.support import iceberg_world
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
-from tests.support.now_and_then import now_and_then
 from tests.support.sink_world import AGAIN, BESIDE, SMALL, WORLDS, crashed, last_of, run
 
 CELLS = 3_810
@@ -297,25 +296,8 @@ def not_read_back(patch: Patch) -> None:
     patch(TableTruth, "read_back", believe)
 
 
-def straight_to_the_table(patch: Patch) -> None:
-    """Without a branch of the query's own."""
-
-    def write(self: WorldIceberg, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
-        self.world.commit("main", "append", self.world.file(rows), summary={**mark, "added-records": str(len(rows))})
-
-    patch(WorldIceberg, "_write", write)
-
-
 def never_looks_whether_it_is_alone(patch: Patch) -> None:
     patch(iceberg_world, "check_alone", lambda *given: None)
-
-
-def keeps_what_another_run_may_pick(patch: Patch) -> None:
-    def keep(self: IcebergTarget, spark: Any, app_id: str, version: int) -> None:
-        if version != NO_VERSION:
-            self._move(spark, branch_of(app_id), version)
-
-    patch(IcebergTarget, "keep", keep)
 
 
 def writes_again_what_is_written(patch: Patch) -> None:
@@ -323,16 +305,10 @@ def writes_again_what_is_written(patch: Patch) -> None:
     patch(SnapshotHistory, "written", lambda self, intent_uuid: None)
 
 
-def branch_stays(patch: Patch) -> None:
-    """Each drain is written on top of the last one."""
-    patch(WorldIceberg, "_move", lambda self, spark, branch, version: self.world.refs.setdefault(branch, version))
-
-
 @pytest.mark.parametrize(
     "plant",
     [
-        takes_twice, without_wap_id, not_read_back, straight_to_the_table, never_looks_whether_it_is_alone,
-        writes_again_what_is_written, *now_and_then(keeps_what_another_run_may_pick, branch_stays),
+        takes_twice, without_wap_id, not_read_back, never_looks_whether_it_is_alone, writes_again_what_is_written,
     ],
 )  # fmt: skip
 def test_the_world_sees_a_planted_fault(plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:

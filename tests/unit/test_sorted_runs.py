@@ -1,7 +1,4 @@
-"""Sorted runs and growing columns, against plain lists.
-
-An entry is written ``prefix|row``, a run as its entries in brackets.
-"""
+"""Sorted runs and growing columns, against plain lists."""
 
 from __future__ import annotations
 
@@ -27,9 +24,6 @@ from spark_purgatory.core.arrays.sorted_runs import (
     Int64s,
     SortedRuns,
     by_first,
-    each_once,
-    first_of_each,
-    leading_bits,
     ordered,
 )
 
@@ -49,19 +43,6 @@ def unpacked(entries: Int64s) -> list[Entry]:
     return [(entry >> ROW_BITS, entry & ROW_MASK) for entry in entries.tolist()]
 
 
-def parsed(text: str) -> list[Entry]:
-    """`3|0 5|1` -> [(3, 0), (5, 1)]"""
-    return [(int(prefix), int(row)) for prefix, row in (word.split("|") for word in text.split())]
-
-
-def written(entries: Int64s) -> str:
-    return "[" + " ".join(f"{prefix}|{row}" for prefix, row in unpacked(entries)) + "]"
-
-
-def shown(runs: SortedRuns) -> str:
-    return " ".join(written(run) for run in runs.runs)
-
-
 def needles_of(prefixes: list[int]) -> Int64s:
     return np.array([prefix << ROW_BITS for prefix in sorted(prefixes)], np.int64)
 
@@ -74,26 +55,6 @@ def all_sorted(runs: SortedRuns) -> bool:
 def found_in(model: list[Entry], prefixes: list[int]) -> list[Entry]:
     """(which needle, row), in order, of needles in ascending order."""
     return sorted((i, row) for i, prefix in enumerate(sorted(prefixes)) for p, row in model if p == prefix)
-
-
-# --- a worked example -----------------------------------------------------------------------------
-
-
-def test_a_worked_example() -> None:
-    """A small batch stays a run of its own, the next one is merged; rows are written as prefix|row."""
-    runs = SortedRuns()
-    for batch, after in [
-        ("3|0 5|1 5|2 9|3", "[3|0 5|1 5|2 9|3]"),
-        ("5|4", "[3|0 5|1 5|2 9|3] [5|4]"),
-        ("7|5", "[3|0 5|1 5|2 5|4 7|5 9|3]"),
-    ]:
-        if batch == "7|5":
-            found, rows = by_first(*runs.find(needles_of([5, 7])))
-            assert (found.tolist(), rows.tolist()) == ([0, 0, 0], [1, 2, 4])
-        runs.add(packed(parsed(batch)))
-        assert shown(runs) == after
-    popped = runs.pop_until(5)
-    assert (written(popped), shown(runs)) == ("[3|0 5|1 5|2 5|4]", "[7|5 9|3]")
 
 
 # --- against a list -------------------------------------------------------------------------------
@@ -171,34 +132,6 @@ def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
         assert all_sorted(runs)
 
 
-def test_pairs_come_in_the_order_of_the_first_and_then_of_the_second_up_to_the_ends() -> None:
-    pairs = [(0, ROW_MASK), (0, 0), (HIGHEST, 1), (7, ROW_MASK), (7, 2), (HIGHEST, 0)]
-    random.Random(5).shuffle(pairs)
-    found, rows = by_first(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
-    assert list(zip(found.tolist(), rows.tolist(), strict=True)) == sorted(pairs)
-
-
-# --- renumbering ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.lists(st.tuples(PREFIXES, st.integers(0, 19)), max_size=15), max_size=6),
-    st.lists(st.booleans(), min_size=20, max_size=20),
-)
-def test_renumbering_drops_rows_and_moves_the_rest(batches: list[list[Entry]], kept: list[bool]) -> None:
-    runs, new_row = SortedRuns(), np.where(kept, np.cumsum(kept) - 1, -1)
-    for batch in batches:
-        runs.add(packed(batch))
-    runs.renumber(new_row)
-    left = [(prefix, int(new_row[row])) for batch in batches for prefix, row in batch if kept[row]]
-    assert Counter(entry for run in runs.runs for entry in unpacked(run)) == Counter(left)
-    assert all_sorted(runs)
-    found = by_first(*runs.find(needles_of([prefix for prefix, _ in left])))
-    expected = found_in(left, [prefix for prefix, _ in left])
-    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
-
-
 # --- how many runs --------------------------------------------------------------------------------
 
 
@@ -215,16 +148,6 @@ def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
 
 
 # --- expand ---------------------------------------------------------------------------------------
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from([MAX_ROWS - 1, HIGHEST])), max_size=20))
-def test_distinct_values_come_ascending_with_the_first_place_of_each(values: list[int]) -> None:
-    given_ = np.array(values, np.int64)
-    ascending = np.sort(given_)
-    assert each_once(ascending).tolist() == sorted(set(values))
-    assert first_of_each(ascending).tolist() == [sorted(values).index(v) for v in sorted(set(values))]
-    assert given_.tolist() == values
 
 
 SPREADS = {
@@ -250,45 +173,7 @@ def test_values_are_put_in_order_however_many_and_however_spread(count: int, spr
     assert ordered(np.sort(values)).tolist() == sorted(before)
 
 
-def test_leading_bits_tell_most_values_apart_wherever_they_lie() -> None:
-    for low, high in (SPREADS["all of int64"], SPREADS["high and close together"], SPREADS["few bits"]):
-        values = np.random.default_rng(3).integers(low, high, 5000, np.int64, endpoint=True)
-        leading = leading_bits(values)
-        assert len(set(leading.tolist())) > 4000
-        assert (leading[np.argsort(values)][1:] >= leading[np.argsort(values)][:-1]).all()
-
-
 # --- columns --------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(0, 100), max_size=8),
-    st.booleans(),
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("append"), st.lists(st.integers(0, 100), max_size=70)),
-            st.tuples(st.just("write"), st.tuples(st.integers(0, 200), st.integers(0, 100))),
-        ),
-        max_size=12,
-    ),
-)
-def test_a_column_is_a_list_that_grows(first: list[int], restored: bool, actions: list[tuple[str, Any]]) -> None:
-    data = np.array(first, np.int32)
-    # A restored column is a view of the state's bytes, which nobody may write into.
-    column: GrowableArray[Any] = GrowableArray(np.frombuffer(data.tobytes(), np.int32) if restored else data.copy())
-    model = list(first)
-    for action, given_ in actions:
-        if action == "append":
-            column.append(np.array(given_, np.int32))
-            model += given_
-        elif model:
-            place, value = given_[0] % len(model), given_[1]
-            column.writable[place] = value
-            model[place] = value
-        assert column.values.tolist() == model
-        assert column.values.dtype == np.int32
-        assert len(column) == len(model)
 
 
 def test_writing_into_a_restored_column_leaves_the_state_as_it_was() -> None:

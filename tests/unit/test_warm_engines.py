@@ -134,13 +134,6 @@ def test_a_worker_asks_itself_without_a_socket(worker: Make) -> None:
     assert holder._clients == {}
 
 
-def test_each_step_has_the_token_of_the_one_before(worker: Make) -> None:
-    holder, asker = worker(), worker()
-    hold(holder, "a", "b", "c")
-    for at, name in enumerate("abc"):
-        assert completed(asker.ask(holder.address, request(events(name), f"t{at}", f"t{at + 1}"))) == [name]
-
-
 @pytest.mark.parametrize("local", [True, False], ids=["itself", "another"])
 @pytest.mark.parametrize(
     "wrong",
@@ -251,21 +244,6 @@ def test_any_other_error_is_a_miss_with_its_stack_in_the_log(
     assert asker.ask(holder.address, request(Step(1))) is None
     assert asker.ask(holder.address, request(Step(1))) is None, "the connection is still in step"
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error, error]
-
-
-def test_an_engine_whose_step_fails_is_dropped(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, asker = worker(), worker()
-    hold(holder, "a")
-
-    def stepped(*given: Any) -> Answer:
-        step_engine(*given)
-        raise MemoryError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(warm_engines, "step_engine", stepped)
-        assert asker.ask(holder.address, request(events("a"))) is None
-    assert len(holder) == 0
-    assert asker.ask(holder.address, request(events("a"))) is None
 
 
 # --- two at once --------------------------------------------------------------------------------------
@@ -520,23 +498,6 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
         assert column() is None
     finally:
         gc.unfreeze()
-
-
-def test_nothing_of_a_request_is_kept_until_the_next_one(worker: Make, no_garbage_collector: None) -> None:
-    seen: list[weakref.ref[Any]] = []
-
-    class Noting(WarmEngines):
-        def step(self, request: Request) -> Answer | None:
-            seen.append(weakref.ref(request))
-            return super().step(request)
-
-    holder, asker = worker(kind=Noting), worker()
-    hold(holder, "a")
-    assert asker.ask(holder.address, request(events("a"))) is not None
-    until = time.monotonic() + 10
-    while seen[0]() is not None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert seen[0]() is None
 
 
 # --- sockets ------------------------------------------------------------------------------------------
