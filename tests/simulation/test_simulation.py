@@ -22,7 +22,7 @@ from tests.support.now_and_then import EVERY_CASE
 HISTORIES = int(os.environ.get("HISTORIES", "220"))
 SEES = {
     "a drain takes what Spark has not committed": 7,
-    "a step depends on the order of its rows": 508,
+    "a step depends on the order of its rows": 342,
     "a drain that an earlier run left is not tried again": 19,
     "no read-back": 3,
     "a half-written folder counts": 15,

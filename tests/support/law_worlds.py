@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from spark_purgatory.core.spec.codes import RULES, EventRejection
@@ -13,7 +14,7 @@ from tests.support.engine_driver import microseconds
 from tests.support.oracle import KINDS, decide, why_event_rejected, why_operation_rejected
 from tests.support.oracle_rejections import LAST_US
 from tests.support.splits import Batch, splits
-from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
+from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 from tests.support.worlds import World, random_world
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
@@ -26,6 +27,13 @@ ORPHANS: tuple[Orphans, ...] = ("control", "all")
 
 
 NAMED = ("id", "row", "key", "event_id", "operation_id")
+BESIDE: dict[str, tuple[type, ...]] = {
+    "double": (Decimal,),
+    "tenths": (Decimal,),
+    "bigint": (float, Decimal),
+    "decimal": (float,),
+}
+"""Other types that needs and levels may have beside values of this one."""
 
 
 def draw(
@@ -192,21 +200,39 @@ class OnTime(NamedTuple):
     """ORPHANs."""
 
 
-def draw_on_time(rule: str, seed: int, several: bool, one_shard: bool, controlled: bool, worlds: int) -> OnTime:
-    """Worlds of one rule in some order and split, with or without a lookback and ORPHANs."""
+def needs_as(world: World, of: type) -> World:
+    """The world with its needs and levels as numbers of another type than its values have."""
+
+    def other(number: Any) -> Any:
+        if isinstance(number, dict):
+            return {key: other(level) for key, level in number.items()}
+        return None if number is None else of(number)
+
+    return World(
+        [{**op, "need": other(op["need"]), "level": other(op["level"])} for op in world.operations], world.events
+    )
+
+
+def draw_on_time(
+    rule: str, seed: int, several: bool, one_shard: bool, controlled: bool, worlds: int, numbers: str = "double"
+) -> OnTime:
+    """Worlds of one rule in some order and split, with or without a lookback and ORPHANs, of numbers of one type."""
     kinds = KINDS if controlled else COMPLETE_ONLY
-    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
-    lookback_us = rng.choice((0, 0, 2 * STEP_US))
+    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds, numbers=numbers)
+    if rng.random() < 0.3:
+        of = rng.choice(BESIDE[numbers])
+        world, criterion = needs_as(world, of), {**criterion, "need": of(criterion["need"])} if criterion else {}
+    lookback_us = rng.choice((0, 0, STEP_US, 4 * STEP_US))
     orphans: Orphans = ORPHANS[seed % 2] if not several or one_shard else "none"
     expected, unheard = split_orphans(
         decide(
             *world,
-            doubles=True,
+            doubles=TYPES[numbers] == "double",
             whole_operations=several,
             criterion=criterion,
             lookback_us=lookback_us,
             orphans=orphans,
         )
     )
-    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
+    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans, number=TYPES[numbers])
     return OnTime(rng, world, spec, on_time(rng, world, lookback_us), expected, unheard)
