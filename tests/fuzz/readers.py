@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import blob, frame, shard_head, step_log
@@ -37,7 +36,7 @@ from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from tests.fuzz.fuzzer import Reader
-from tests.support.engine_driver import Shards, events_table, operations_table
+from tests.support.engine_driver import Shards
 from tests.support.golden_states import GOLDEN
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -91,25 +90,6 @@ def _state(body: bytes) -> bytes:
     return head + struct.pack("<I", zlib.crc32(head)) + coded
 
 
-def _streams(body: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(body):
-        length = int.from_bytes(body[at : at + 8], "little")
-        found.append(body[at + 8 : at + 8 + length])
-        at += 8 + length
-    return found
-
-
-STREAM = struct.Struct("<BQ")
-"""The number of a stream, and its length as the state says it."""
-
-
-def _state_of_streams(known: list[bytes], data: bytes) -> bytes:
-    """A state of known streams in any order and number, some under another length."""
-    whole = STREAM.iter_unpack(data[: len(data) // STREAM.size * STREAM.size])
-    return _state(b"".join(struct.pack("<Q", length) + known[number % len(known)] for number, length in whole))
-
-
 def _contents(state: bytes) -> bytes:
     """Names and places of the arrays as JSON after its length, then the bytes of the arrays, uncompressed."""
     body = _body(state)
@@ -147,49 +127,6 @@ def _read_state(state: bytes) -> None:
 
 
 # --- the log host ---------------------------------------------------------------------------------------
-
-LOG_SPEC = EngineSpec(criteria.count(2), identity_width=1)
-
-
-def _packed(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _blobs() -> list[bytes]:
-    """Tables of operations and of events, as they should be and otherwise."""
-    rows = [{"id": f"o{i}", "keys": ["k"], "created": 10_000, "deadline": 20_000, "row": None} for i in range(3)]
-    happened = [{"key": "k", "time": 15_000, "value": 1.0}]
-    operations, events = operations_table(rows, False), events_table(happened)
-    others = [operations_table(rows, True), operations.drop_columns(["id_hash"]), events.drop_columns(["value"])]
-    others += [
-        events.set_column(0, "key", pa.array([7])),
-        operations.rename_columns([*operations.column_names[1:], "x"]),
-    ]
-    nulls = pa.table([pa.nulls(3, kind) for kind in operations.schema.types], operations.column_names)
-    return [*map(_packed, (operations, events, *others, nulls, operations.slice(0, 0))), b"", b"no stream"]
-
-
-PLACES = struct.Struct("<qIIQ")
-"""Watermark, how many blobs of each side, and what is added to the length of the last one."""
-
-
-def _replay_blobs(known: list[bytes], data: bytes) -> None:
-    """An entry with known blobs in any order and number."""
-    watermark_ms, operations, events, more = PLACES.unpack(data[: PLACES.size].ljust(PLACES.size, b"\0"))
-    blobs = [known[number % len(known)] for number in data[PLACES.size :]]
-    lengths = [len(blob) for blob in blobs]
-    if lengths:
-        lengths[-1] = (lengths[-1] + more) % (1 << 64)
-    counts = step_log.COUNTS.pack(watermark_ms, operations, events)
-    _replay(b"".join((counts, *(struct.pack("<Q", length) for length in lengths), *blobs)))
-
-
-def _replay(body: bytes) -> None:
-    coded = struct.pack("<Q", len(body)) + step_log.CODEC.compress(body, asbytes=True)
-    step_log.replay(EventTimePurgatory(LOG_SPEC), [frame.write_frame(step_log.MAGIC, step_log.VERSION, coded)])
 
 
 def _read_coded(coded: bytes) -> None:
@@ -292,16 +229,12 @@ def _answers() -> list[bytes]:
 def readers(folder: Path) -> list[Reader]:
     """All of them; some read a file in the folder."""
     states = _states()
-    known = [stream for each in states for stream in _streams(_body(each))]
-    streams = b"".join(STREAM.pack(n, len(stream)) for n, stream in enumerate(_streams(_body(states[0]))))
     coded = [bytes(frame.read_frame(step_log.MAGIC, 1, step_log.write_entry(Step(5, [b"a" * 90])), "an entry"))]
     head = (DATA / "shard_head_v1.bin").read_bytes()
     heads = [bytes(frame.read_frame(shard_head.MAGIC, shard_head.VERSION, head, "a head"))]
     schema = json.dumps(AVRO).encode()
     return [
-        Reader("streams of a state", lambda data: _read_state(_state_of_streams(known, data)), [streams]),
         Reader("contents of a state", lambda data: _read_state(_state_of(data)), [*map(_contents, states)]),
-        Reader("entry of a log", partial(_replay_blobs, _blobs()), [PLACES.pack(5, 1, 1, 0) + b"\0\1"]),
         Reader("compressed entry", _read_coded, coded),
         Reader("head of a shard", _read_head, heads),
         Reader("staging log", _replay_lines, _logs()),

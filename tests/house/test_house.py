@@ -467,30 +467,3 @@ def test_the_checker_finds(path: str, source: str, finding: str) -> None:
     assert len(findings) == 1, findings
     assert finding in findings[0]
     assert findings[0].startswith(f"{path}:")
-
-
-def called(tree: ast.AST) -> set[str]:
-    """Names that code reads as an attribute or by themselves; an attribute that is only given on does not count."""
-    given_on = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Attribute)
-        and {last_name(target) for target in node.targets} == {node.value.attr}
-    }
-    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name) and node not in given_on]
-    return {last_name(node) for node in reads if isinstance(node.ctx, ast.Load)}
-
-
-def defined(tree: ast.AST) -> set[str]:
-    """Public functions and methods."""
-    return {node.name for node in ast.walk(tree) if isinstance(node, FunctionNode) and not node.name.startswith("_")}
-
-
-def test_what_only_traces_of_kafka_call_is_not_in_the_product() -> None:
-    trees = {path: tree_of(source) for path, source in sources(PACKAGE).items()}
-    read = {name for tree in trees.values() for name in called(tree)}
-    parts = (f"{PACKAGE}/core/kafka/", f"{PACKAGE}/accumulator/")
-    uncalled = {name for path, tree in trees.items() if path.startswith(parts) for name in defined(tree) - read}
-    # What a user calls on the futures that the sink gives.
-    assert uncalled == {"add_done_callback"}

@@ -23,7 +23,6 @@ from tests.support.law_worlds import (
     delayed,
     draw,
     draw_on_time,
-    kinds_of,
     renamed,
     spec_of,
     split_orphans,
@@ -41,15 +40,6 @@ NUMBER_TYPES = st.sampled_from(tuple(TYPES))
 WATERMARK_STEPS = st.integers(1, 30)
 SEQUENCES: Counter[str] = Counter()
 """Worlds compared, by the test that did."""
-KINDS_SEEN: Counter[str] = Counter()
-"""Worlds among them with something of each kind that few worlds have, by test and kind."""
-
-
-def compared(test: str, world: World, worlds: int, several: bool) -> None:
-    """Count worlds that were compared without a difference."""
-    SEQUENCES[test] += worlds
-    for kind, n in kinds_of(world, several).items():
-        KINDS_SEEN[f"{test}, {kind}"] += n
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +52,6 @@ def told(request: pytest.FixtureRequest) -> Iterator[None]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(f"\nR5: {n:,} sequences, {dict(SEQUENCES)}, in {perf_counter() - began:.0f} s{bound}")
-        print(f"    {', '.join(f'{kind} {n:,}' for kind, n in sorted(KINDS_SEEN.items()))}")
 
 
 def compare_with_oracle(
@@ -79,7 +68,7 @@ def compare_with_oracle(
         adds_up = "sum_at_least" if rule in ("mixed", "sum_at_least") else None
         bad = sum(why_event_rejected(event, adds_up, several) == "bad_value" for event in world.events)
         assert sum(tally.event_rejections[EventRejection.BAD_VALUE] for tally in engine.tallies()) == bad
-    compared("final", world, worlds, several)
+    SEQUENCES["final"] += worlds
 
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
@@ -133,7 +122,7 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
             Counter({one: n for one, n in side.items() if key_of(one) in keys}) for side in (left_over, unheard)
         ]
         assert of_sound[0] == of_sound[1]
-    compared("late", world, worlds, several)
+    SEQUENCES["late"] += worlds
 
 
 def key_of(orphan: tuple[int | None, str]) -> str:
@@ -200,7 +189,7 @@ def compare_batch_with_oracle(rule: str, seed: int, several: bool, watermark_ste
     )
     assert multiset(outcomes + rest, *COLUMNS) == multiset(everything, *COLUMNS)
     assert unheard + left_over == all_unheard
-    compared("batch", world, worlds, several)
+    SEQUENCES["batch"] += worlds
 
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])

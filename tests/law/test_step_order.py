@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import permutations
 from time import perf_counter
 from typing import Any
 
@@ -29,14 +28,13 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import BugError
 from spark_purgatory.spark.host.exchange import to_blob
 from tests.support import engine_driver
-from tests.support.engine_driver import END_MS, Rows, Shards, multiset
+from tests.support.engine_driver import Rows, Shards, multiset
 from tests.support.evidence_worlds import carrying, noted
 from tests.support.evidence_worlds import told as told_of
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of
@@ -206,41 +204,6 @@ def test_a_long_series_of_steps_does_not_depend_on_the_order_within_them(block: 
     for seed in range(1_000_000 + 50 * block, 1_000_000 + 50 * (block + 1)):
         compare(seed)
         compare_with_oracle(seed)
-
-
-# --- by hand --------------------------------------------------------------------------------------------
-
-TWINS = [("o", 10, 20, "b"), ("o", 10, 20, "a"), ("o", 12, 20, "0"), ("p", 10, 20, "c")]
-"""Rows of ids: (id, created, deadline, row). Of the first two nothing but the content differs."""
-
-
-def fates(rows: Sequence[tuple[str, int, int, str]], watermark_ms: int, extended: bool, final: bool) -> dict[str, str]:
-    """What becomes of each row where all come in one micro-batch, and then an event on the key of all."""
-    operations = [
-        {"id": name, "keys": ["k"], "created": created * 1000, "deadline": deadline * 1000, "row": row}
-        for name, created, deadline, row in rows
-    ]
-    # A second before everything, it extends nothing: but deadlines are read from the logs then.
-    extends = {"key": "k", "time": 1, "kind": "extend", "value": 0.001}
-    query = Shards(EngineSpec(Criterion("any_key"), final=final))
-    event, at_first = {"key": "k", "time": 15_000}, [extends] if extended else []
-    steps: list[Any] = [
-        ([], at_first, 0),
-        (operations, [], watermark_ms),
-        ([], [event], watermark_ms),
-        ([], [], END_MS),
-    ]
-    return {outcome["row"]: outcome["status"] for outcome in query.run(steps)}
-
-
-@pytest.mark.parametrize("extended", [False, True], ids=["plain", "extended"])
-@pytest.mark.parametrize("final, watermark_ms", [(False, 0), (False, 13), (True, 0), (True, 13)])
-def test_of_rows_of_one_id_in_one_micro_batch_the_first_by_content_is_accepted(
-    final: bool, watermark_ms: int, extended: bool
-) -> None:
-    expected = {"a": "COMPLETED", "b": "DUPLICATE", "0": "DUPLICATE", "c": "COMPLETED"}
-    for rows in permutations(TWINS):
-        assert fates(rows, watermark_ms, extended, final) == expected, rows
 
 
 # --- planted bugs ---------------------------------------------------------------------------------------

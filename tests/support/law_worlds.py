@@ -11,8 +11,7 @@ from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from tests.support.engine_driver import microseconds
-from tests.support.oracle import KINDS, decide, why_event_rejected, why_operation_rejected
-from tests.support.oracle_rejections import LAST_US
+from tests.support.oracle import KINDS, decide, why_operation_rejected
 from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 from tests.support.worlds import World, random_world
@@ -82,38 +81,6 @@ def draw(
     sound = [row for row in drawn.operations if "spoiled" not in row["row"] or why_operation_rejected(row)]
     drawn = World(sound, drawn.events)
     return rng, drawn, {"rule": rule, "need": need}
-
-
-def kinds_of(drawn: World, several: bool) -> Counter[str]:
-    """How many of the worlds that `draw` put together have something of each kind that few worlds have.
-
-    An event that names nothing does not say of which world it is, and is left out.
-    """
-
-    def world_of(row: dict[str, Any]) -> str:
-        names = [row[name] for name in NAMED if row.get(name) is not None]
-        return str(names[0]).partition("/")[0] if names else ""
-
-    found: set[tuple[str, str]] = set()
-    extended: dict[str, set[str]] = {}
-    for event in drawn.events:
-        why, extends = why_event_rejected(event, None, several), event["kind"] == "extend"
-        if why is not None:
-            found.add(("rejected event", world_of(event)))
-        elif event["key"] is None:
-            found.add(("operation alone", world_of(event)))
-        elif extends:
-            extended.setdefault(world_of(event), set()).add(event["key"])
-        if why is None and extends and event["value"] >= 10**13:
-            found.add(("end of time", world_of(event)))
-    for row in drawn.operations:
-        if why_operation_rejected(row) == "bad_need":
-            found.add(("need out of range", world_of(row)))
-        if (row["deadline"] or 0) >= LAST_US - 1:
-            found.add(("end of time", world_of(row)))
-        if len(extended.get(world_of(row), set()).intersection(row["keys"] or ())) > 1:
-            found.add(("extensions on several keys", world_of(row)))
-    return Counter(kind for kind, world in found if world)
 
 
 def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:

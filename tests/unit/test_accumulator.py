@@ -76,23 +76,6 @@ def test_the_worked_example_holds() -> None:
     assert accumulator.ripe(10, everything=True) == [] and accumulator.in_flight == ()
 
 
-def test_the_first_record_always_fits_and_others_up_to_the_limit_itself() -> None:
-    accumulator = policy()
-    large = put(accumulator, 300).batch
-    assert (large.capacity_bytes, large.is_full) == (300, True)
-    assert put(accumulator, 40).batch.number == put(accumulator, 60).batch.number == 1
-    assert put(accumulator, 0).batch.number == 2, (
-        "a batch at its limit takes nothing more, not even a record of no bytes"
-    )
-
-
-def test_a_batch_without_room_is_closed_for_good_and_only_the_last_one_is_tried() -> None:
-    accumulator = policy()
-    first = put(accumulator, 60).batch
-    put(accumulator, 50)
-    assert first.state is BatchState.CLOSED and put(accumulator, 40).batch.number == 1
-
-
 # --- ripe and drained -----------------------------------------------------------------------------
 
 
@@ -170,15 +153,6 @@ def test_a_pair_of_state_and_event_is_in_the_table_or_changes_nothing(state: Bat
         assert batch.state is state
 
 
-def test_a_retry_puts_a_batch_at_the_front_and_two_come_back_in_reverse() -> None:
-    accumulator = policy()
-    for _ in range(3):
-        put(accumulator, 100)
-    first, second = take(accumulator) + take(accumulator)
-    assert accumulator.retry(first, 1) and accumulator.retry(second, 1)
-    assert queued(accumulator) == [1, 0, 2] and (first.attempts, first.backoff_ms) == (1, 5)
-
-
 @pytest.mark.parametrize(("at_ms", "is_queued"), [(1006, True), (1007, False)])
 def test_the_delivery_timeout_is_reached_at_the_millisecond_and_counts_from_the_creation(
     at_ms: int, is_queued: bool
@@ -192,16 +166,6 @@ def test_the_delivery_timeout_is_reached_at_the_millisecond_and_counts_from_the_
         with pytest.raises(DeliveryTimeoutError, match=r"1,000 ms have passed .* is 1,000 ms") as raised:
             future.result()
         assert raised.value.__cause__ is cause
-
-
-@pytest.mark.parametrize(
-    ("initial_ms", "max_ms", "table"),
-    [(100, 1000, [100, 200, 400, 800, 1000, 1000]), (10, 53, [10, 20, 40, 52, 52]), (100, 3, [3, 3]), (0, 50, [0, 0])],
-)
-def test_the_backoff_doubles_up_to_its_maximum(initial_ms: int, max_ms: int, table: list[int]) -> None:
-    backoff_ms = ExponentialBackoff(initial_ms, max_ms)
-    assert [backoff_ms(retry) for retry in range(len(table))] == table
-    assert backoff_ms(10**6) == table[-1]
 
 
 def test_a_batch_that_is_not_in_flight_has_no_answer() -> None:

@@ -222,66 +222,20 @@ def test_a_call_by_position_is_answered_with_the_right_call(call: Callable[[], A
 
 
 def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
-    made = purgatory_of(
-        config(
-            tmp_path,
-            operations={"watermark": "2 minutes", "idle_after": "5 minutes"},
-            completions={
-                "value": "amount",
-                "kind": "kind",
-                "operation_id": "order",
-                "event_id": "delivery",
-                "watermark": "7 ms",
-                "idle_after": "9 s",
-            },
-            purgatory={
-                "criterion": {"by_row": {"rule": "rule", "need": "need", "levels": "levels"}},
-                "emit": "final",
-                "shards": 9,
-                "lookback": "1 minute",
-                "max_future": "2 days",
-                "tick": "5 ms",
-                "prefix": "o_",
-                "scope": "tenant",
-                "orphans": "control",
-                "max_pending_per_shard": 11,
-                "max_state_bytes_per_shard": 12,
-                "max_broadcast_bytes": 13,
-                "host": "transformWithState",
-                "max_warm_bytes": 14,
-                "name": "mine",
-            },
-        )
-    )
-    assert made == Purgatory(
-        operations=Operations(
-            id="id", keys="key", created="at", timeout="1 hour", watermark="2 minutes", idle_after="5 minutes"
-        ),
-        completions=Completions(
-            key="key",
-            time="at",
-            value="amount",
-            kind="kind",
-            operation_id="order",
-            event_id="delivery",
-            watermark="7 ms",
-            idle_after="9 s",
-        ),
+    operations = {"watermark": "2 minutes", "idle_after": "5 minutes"}
+    completions = {"watermark": "7 ms", "idle_after": "9 s", "value": "amount", "kind": "kind"}
+    completions |= {"operation_id": "order", "event_id": "delivery"}
+    rules: dict[str, Any] = {"emit": "final", "shards": 9, "lookback": "1 minute", "max_future": "2 days"}
+    rules |= {"tick": "5 ms", "prefix": "o_", "scope": "tenant", "orphans": "control", "name": "mine"}
+    rules |= {"max_pending_per_shard": 11, "max_state_bytes_per_shard": 12, "max_broadcast_bytes": 13}
+    rules |= {"host": "transformWithState", "max_warm_bytes": 14}
+    by_row = {"by_row": {"rule": "rule", "need": "need", "levels": "levels"}}
+    made = config(tmp_path, operations=operations, completions=completions, purgatory={**rules, "criterion": by_row})
+    assert purgatory_of(made) == Purgatory(
+        operations=Operations(**SMALLEST_OPTIONS[Operations], **operations),
+        completions=Completions(**SMALLEST_OPTIONS[Completions], **completions),
         criterion=criteria.by_row("rule", "need", "levels"),
-        emit="final",
-        shards=9,
-        lookback="1 minute",
-        max_future="2 days",
-        tick="5 ms",
-        prefix="o_",
-        scope="tenant",
-        orphans="control",
-        max_pending_per_shard=11,
-        max_state_bytes_per_shard=12,
-        max_broadcast_bytes=13,
-        host="transformWithState",
-        max_warm_bytes=14,
-        name="mine",
+        **rules,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import count, product
 from pathlib import Path
@@ -18,12 +18,8 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, PurgatoryErr
 from spark_purgatory.job.job_config import DeadLetters
 from spark_purgatory.job.session import build_session, reading_session, settings_of
 from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.drain.actions import Found
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth
-from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.pieces import Intent
-from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, DrainCommit, TableState, Undone
-from spark_purgatory.spark.sink.table.iceberg_history import INTENT, SnapshotHistory, branch_of, snapshot_history
+from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, Undone
+from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION
 from tests.support import iceberg_world
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
@@ -277,25 +273,6 @@ def takes_twice(patch: Patch) -> None:
     patch(IcebergWorld, "pick", append)
 
 
-def without_wap_id(patch: Patch) -> None:
-    write = WorldIceberg._write
-
-    def plain(self: WorldIceberg, rows: Any, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
-        write(self, rows, branch, {INTENT: mark[INTENT]}, file_bytes)
-
-    patch(WorldIceberg, "_write", plain)
-
-
-def not_read_back(patch: Patch) -> None:
-    """What was committed is believed."""
-
-    def believe(self: TableTruth, ledger: Ledger, intent: Intent, state: TableState) -> Found:
-        assert state.facts is not None
-        return Found(state.facts.id, DrainCommit(state.history.version, APP, intent.number, intent.uuid))
-
-    patch(TableTruth, "read_back", believe)
-
-
 def never_looks_whether_it_is_alone(patch: Patch) -> None:
     patch(iceberg_world, "check_alone", lambda *given: None)
 
@@ -308,7 +285,7 @@ def writes_again_what_is_written(patch: Patch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        takes_twice, without_wap_id, not_read_back, never_looks_whether_it_is_alone, writes_again_what_is_written,
+        takes_twice, never_looks_whether_it_is_alone, writes_again_what_is_written,
     ],
 )  # fmt: skip
 def test_the_world_sees_a_planted_fault(plant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
