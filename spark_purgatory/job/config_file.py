@@ -7,7 +7,6 @@ Spark settings may be secret and appear in no message.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,38 +20,16 @@ from pydantic_core import ErrorDetails
 
 from spark_purgatory.config.declared import near
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job import job_config, source_config
 from spark_purgatory.job.check_columns import file_problems
 from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
 from spark_purgatory.job.job_config import JobConfig
 
-MAX_VALUE_CHARS = 60  # A wrong value is quoted up to this length: enough to recognise it on one line of a terminal
 # Parts of pydantic's place of an error that are not fields: the key of a mapping, the types of a union
 BRANCHES = ("[key]", "bool", "literal['all']")
-WORDS = {  # The allowed values, by pydantic's type of error; in braces the values of its context
-    "string_type": "must be text",
-    "string_too_short": "must not be empty",
-    "string_pattern_mismatch": "only settings whose name starts with 'spark.' are allowed",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    "list_type": "must be a list",
-    "missing": "is required",
-    "dict_type": "must be names with a value each",
-}
-FORMATS = "'parquet', 'json', 'csv', 'delta' or 'kafka'"
-FORMS = {  # The right form of a section that was given as a single value
-    "trigger": "write processingTime: 10 seconds, or availableNow: true, below it",
-    **dict.fromkeys(
-        ("operations.source", "completions.source"), f"write format: and what it needs below it: {FORMATS}"
-    ),
-}
-INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+SOURCE = "must have a format, 'parquet', 'json', 'csv', 'delta' or 'kafka', and the fields that it needs"
+INT, TIMESTAMP = "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"
 MOST_DOTS = 50  # In a field's name of --set: each begins a section
-MOST_VALUES = 10_000  # In one file, with what its aliases repeat
 QUOTE_IT = "put a value that begins with *, & or ! in quotes"
-MERGE = "tag:yaml.org,2002:merge"  # The tag of ``<<``
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")  # A name with dots in a free mapping
 _NAMED = re.compile(r".*(?:alias|anchor|tag|tag handle) ['\"].*")  # Quotes what begins with * & or !, as passwords may
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -82,150 +59,92 @@ def wrong(field: str, given: str, allowed: str, origin: str = "the job file") ->
 
 def _given(error: ErrorDetails) -> str:
     """Return the value in the file, or nothing if it is absent, large or may be a secret."""
-    is_hidden = isinstance(error["input"], (dict, list, BaseModel, NoneType)) or error["type"] == "missing"
-    if is_hidden or set(SECRET) & set(map(str, error["loc"])):
-        return ""
-    text = repr(error["input"])
-    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+    is_hidden = isinstance(error["input"], (dict, list, BaseModel, NoneType)) or set(SECRET) & {*map(str, error["loc"])}
+    return "" if is_hidden else repr(error["input"])
 
 
-def _choices(given: object, expected: str) -> str:
-    names = re.findall("'([^']+)'", expected)
-    return f"must be {expected}{near(str(given), names)}"
+def _models(kind: Any) -> Iterator[type[Model]]:
+    if isinstance(kind, type) and issubclass(kind, Model):
+        yield kind
+    for part in get_args(kind):
+        yield from _models(part)
+
+
+def _fields(place: tuple[int | str, ...]) -> list[str]:
+    """Return the fields of the section at pydantic's place of an error, which also names a source's format."""
+    models: list[type[Model]] = [JobConfig]
+    for part in place:
+        if len(models) == 1:
+            kinds = {field.alias or name: field.annotation for name, field in models[0].model_fields.items()}
+            models = [*_models(kinds.get(str(part)))]
+        else:
+            models = [model for model in models if part in get_args(model.model_fields["format"].annotation)]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
 
 
 def _problem(error: ErrorDetails) -> Problem:
-    context = error.get("ctx", {})
-    allowed = error["msg"].removeprefix("Value error, ")
+    context, allowed = error.get("ctx", {}), error["msg"]
     parts = [str(part) for part in error["loc"] if part not in BRANCHES]
     if parts[1:2] == ["source"]:
         del parts[2:3]  # operations.source.parquet.schema: a union's tag is no field
     field = ".".join(parts)
     match error["type"]:
-        case kind if kind in WORDS:
-            allowed = WORDS[kind].format(**context)
-        case "model_type" | "model_attributes_type":
-            models = vars(job_config) | vars(source_config)
-            allowed = FORMS.get(field) or f"must have fields: {', '.join(models[context['class_name']].model_fields)}"
-        case "literal_error":
-            field = re.sub(r"(?<=criterion)\.rule$", "", field)
-            allowed = _choices(error["input"], context["expected"])
-        case "union_tag_invalid":
-            allowed = _choices(context["tag"], context["expected_tags"])
-            return Problem(f"{field}.format", repr(context["tag"]), allowed)
-        case "union_tag_not_found":
-            return Problem(f"{field}.format", "", f"is required: {FORMATS}")
-    allowed = allowed.removeprefix(f"{field}: ").removeprefix(f"this={error['input']!r} ")
-    return Problem(field, _given(error), allowed)
-
-
-def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[Problem]) -> dict[str, Any]:
-    """Return a section's known fields, and misspelt ones under the name meant, so that pydantic checks the rest."""
-    try:
-        given = model.long_form(given)
-    except ValueError:  # The model raises it again, with its field
-        return given
-    kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    fields = {name: value for name, value in given.items() if name in kinds}
-    for name in given:
-        if name not in kinds:
-            near = difflib.get_close_matches(str(name), kinds, n=1)
-            meant = f", did you mean {near[0]!r}" if near else ""
-            unknown.append(Problem(f"{path}{name}", "", f"unknown field{meant}; allowed: {', '.join(kinds)}"))
-            fields.update({other: given[name] for other in near if other not in fields})
-    for name, value in fields.items():
-        for kind in get_args(kinds[name]) or (kinds[name],):
-            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Model):
-                tag = kind.model_fields.get("format")
-                if tag is None or not tag.is_required() or value.get("format") in get_args(tag.annotation):
-                    fields[name] = _meant(value, kind, f"{path}{name}.", unknown)
-    return fields
+        case "value_error":
+            allowed = allowed.removeprefix("Value error, ").removeprefix(f"{field}: ")
+            return Problem(field, _given(error), allowed.removeprefix(f"this={error['input']!r} "))
+        case "extra_forbidden":
+            names = _fields(error["loc"][:-1])
+            allowed = f"unknown field{near(parts[-1], names) or '.'} Allowed: {', '.join(names)}"
+        case "model_type":
+            allowed = f"must have fields: {', '.join(_fields(error['loc']))}"
+        case "model_attributes_type" | "union_tag_not_found":
+            allowed = SOURCE
+        case "literal_error" | "union_tag_invalid":
+            names = re.findall("'([^']+)'", context.get("expected") or context["expected_tags"])
+            allowed += near(str(context.get("tag", error["input"])), names)
+    return Problem(field, "", allowed)
 
 
 def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
     """Return one problem for each field: one sentence has all that the types of a union allow."""
-    found: dict[tuple[str, str], Problem] = {}
+    found: dict[str, Problem] = {}
     for problem in map(_problem, errors):
-        place = problem.field, problem.given
-        other = found.get(place)
-        if other is not None and other.allowed != problem.allowed:
-            problem = Problem(*place, f"{other.allowed}; {problem.allowed}")
-        found[place] = problem
+        other = found.get(problem.field)
+        allowed = problem.allowed if other is None else f"{other.allowed}; {problem.allowed}"
+        found[problem.field] = Problem(problem.field, problem.given, allowed)
     return list(found.values())
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose errors have a line, a name given twice too. Numbers are YAML 1.2's: 010 is ten, and 1:30 is text."""
+class _Loader(yaml.SafeLoader):
+    """YAML in which no name may be given twice, 010 is ten, and 1:30 and 2026-01-31 are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [rule for rule in rules if rule[0] not in (INT, FLOAT)]
+        first: [rule for rule in rules if rule[0] not in (INT, TIMESTAMP)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    lines: dict[str, int]
 
-    def get_single_node(self) -> yaml.Node | None:
-        """Return the file's node. Repeats by aliases are counted before they are made: they may multiply."""
-        node = super().get_single_node()
-        if _size(node, {}) > MOST_VALUES:
-            raise yaml.YAMLError(f"its aliases repeat more than {MOST_VALUES:,} values")
-        self.lines = dict(_lines(node, ""))
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                problem = "the name of a field must be text: put a value that begins with {{ in quotes"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=name.start_mark)
+            if name.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{name.value!r} is given twice", problem_mark=name.start_mark)
+            seen.add(name.value)
         return node
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Check the names of a mapping, then add the names from ``<<``, which may be repeated here."""
-        self._check_names(node)
-        super().flatten_mapping(node)
 
-    def _check_names(self, node: yaml.MappingNode) -> None:
-        if vars(node).get("is_checked"):
-            return  # It is flattened since: names from << may be in it twice
-        seen: set[object] = set()
-        for name_node, _ in node.value:
-            if not isinstance(name_node, yaml.ScalarNode):
-                problem = "the name of a field must be text: put a value that begins with {{ in quotes"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=name_node.start_mark)
-            name = "<<" if name_node.tag == MERGE else self.construct_object(name_node)
-            if name in seen:
-                raise yaml.MarkedYAMLError(problem=f"{name!r} is given twice", problem_mark=name_node.start_mark)
-            seen.add(name)
-        vars(node)["is_checked"] = True
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return a node's value; for 2024-02-30 and the like PyYAML raises Python's errors, which have no line."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:
-            problem = "this is not a date, number or truth value, though it looks like one: put it in quotes"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+_Loader.add_implicit_resolver(INT, re.compile("[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_constructor(INT, lambda _, node: int(node.value))
 
 
-_UniqueKeys.add_implicit_resolver(INT, re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
-_UniqueKeys.add_implicit_resolver(
-    FLOAT,
-    re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
-    list("-+.0123456789"),
-)
-_UniqueKeys.add_constructor(INT, lambda _, node: int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)))
-
-
-def _inner(node: yaml.Node | None) -> list[tuple[str, yaml.Node, yaml.Node]]:
+def _lines(node: yaml.Node | None, section: str = "") -> Iterator[tuple[str, int]]:
     if isinstance(node, yaml.MappingNode):
-        return [(str(name.value), name, inner) for name, inner in node.value]
-    return [(str(i), inner, inner) for i, inner in enumerate(node.value)] if isinstance(node, yaml.SequenceNode) else []
-
-
-def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    if id(node) not in known:
-        known[id(node)] = 0  # For a value that contains itself
-        known[id(node)] = 1 + sum(_size(inner, known) for _, _, inner in _inner(node))
-    return known[id(node)]
-
-
-def _lines(node: yaml.Node | None, field: str) -> Iterator[tuple[str, int]]:
-    for name, at, inner in _inner(node):
-        place = f"{field}.{name}" if field else name
-        yield place, at.start_mark.line + 1
-        yield from _lines(inner, place)
+        for name, inner in node.value:
+            yield f"{section}{name.value}", name.start_mark.line + 1
+            yield from _lines(inner, f"{section}{name.value}.")
 
 
 def _unshared(value: Any) -> Any:
@@ -237,13 +156,17 @@ def _unshared(value: Any) -> Any:
 
 def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
     try:
-        loader = _UniqueKeys(text)
-        return _unshared(loader.get_single_data()), loader.lines
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines = dict(_lines(node))
+        return None if node is None else _unshared(loader.construct_document(node)), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         said = _NAMED.sub(QUOTE_IT, getattr(error, "problem", None) or str(error).splitlines()[0])
         raise wrong(where, "", f"not YAML: {said}", origin) from None
+    except (ValueError, LookupError, AttributeError):
+        raise wrong("the file", "", "a number or truth value cannot be read: put it in quotes", origin) from None
     except RecursionError:
         raise wrong("the file", "", "a value contains itself, or is nested too deeply", origin) from None
 
@@ -293,13 +216,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         lines = {field: line for field, line in lines.items() if not f"{field}.".startswith(f"{changed}.")}
         lines[changed] = 0  # It has no line in the file
     problems: list[Problem] = []
-    meant = _meant(_expand(document, "", problems), JobConfig, "", problems)
+    document = _expand(document, "", problems)
     config, found = None, list[Problem]()
     try:
-        config = JobConfig.model_validate(meant)
+        config = JobConfig.model_validate(document)
     except ValidationError as error:
         found = _problems(error.errors())
-    for problem in [*found, *file_problems(meant)]:
+    for problem in [*found, *file_problems(document)]:
         if not problem.field or problem.field not in {each.field for each in problems}:
             problems.append(problem)
     if problems or config is None:

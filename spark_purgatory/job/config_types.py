@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -64,12 +63,8 @@ OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in the
 TimeOutText = Annotated[Text, _but((int, float), 'a number alone has no unit: write "30 minutes", or name a column')]
 Size = Annotated[str | int, _read_by(parse_size)]
 Whole = Annotated[int, _but(bool, "must be a whole number")]  # YAML's yes is no 1
-Number = Annotated[int | float | str, _but((bool, bytes, date, dict, list, set), "must be a number")]
+Number = Annotated[int | float | str, _but((bool, dict, list), "must be a number")]
 Setting = Annotated[str, Field(pattern=r"^spark\.")]
-
-
-_AS_TIME = BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)  # datetimes are dates too
-Time = Annotated[Text, _AS_TIME]
 
 
 class Model(BaseModel):

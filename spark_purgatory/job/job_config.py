@@ -262,8 +262,8 @@ class MetricsOutput(Model):
 class CompleteUntil(Model):
     """The times up to which the inputs have brought all rows, for this run (`Purgatory.resolve`)."""
 
-    operations: config_types.Time | None = None
-    completions: config_types.Time | None = None
+    operations: Text | None = None
+    completions: Text | None = None
 
 
 def letters_checkpoint(checkpoint: str) -> str:
