@@ -9,12 +9,9 @@ Arrow's own metadata is left as Arrow wrote it: pyarrow ends the process (std::b
 from __future__ import annotations
 
 import json
-import socket
 import struct
 import zlib
-from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,6 @@ from spark_purgatory.job.avro_schemas import schemas_of
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.kafka_values import with_mark
 from spark_purgatory.job.source_config import AvroValues, KafkaSource
-from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from tests.fuzz.fuzzer import Reader
@@ -194,38 +190,6 @@ def _read_schema(folder: Path, text: bytes) -> None:
     with_mark(schemas_of(_source(schema_file=str(file)), "operations").reader)
 
 
-# --- warm engines ---------------------------------------------------------------------------------------
-
-
-def _message(*parts: bytes) -> bytes:
-    return b"".join(struct.pack("!i", len(part)) + part for part in parts)
-
-
-def _receive(receive: Callable[[Connection], object], data: bytes) -> None:
-    """What a worker does with bytes from a socket; OSError and EOFError end the connection and nothing else."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    with Connection(ours.detach()) as connection:
-        theirs.send(data)
-        theirs.close()
-        try:
-            receive(connection)
-        except (OSError, EOFError) as error:
-            raise StateMismatchError("the connection is ended") from error
-
-
-def _requests() -> list[bytes]:
-    fields = {"shard_id": "s", "token": "a", "next_token": "b", "spec_digest": "d", "step": [5, 1, 1]}
-    fields |= {"shards": 1, "max_warm_bytes": 9, "wants_snapshot": False}
-    return [_message(json.dumps(fields).encode(), b"operations", b"events")]
-
-
-def _answers() -> list[bytes]:
-    answer = {"counted": {"received": 1}, "due_ms": None, "gauges": {}, "tally": {}, "warm_bytes": 5, "holder": "/x"}
-    whole = json.dumps({"answer": answer, "blobs": ["outcomes", "snapshot"]}).encode()
-    return [_message(whole, b"outcomes", b"snapshot"), _message(b'{"missed": true}')]
-
-
 def readers(folder: Path) -> list[Reader]:
     """All of them; some read a file in the folder."""
     states = _states()
@@ -240,6 +204,4 @@ def readers(folder: Path) -> list[Reader]:
         Reader("staging log", _replay_lines, _logs()),
         Reader("job file", partial(_read_job, folder), [JOB.read_bytes()]),
         Reader("Avro schema", partial(_read_schema, folder), [schema]),
-        Reader("request to a warm engine", partial(_receive, warm_messages.receive_request), _requests()),
-        Reader("answer of a warm engine", partial(_receive, warm_messages.receive_answer), _answers()),
     ]

@@ -18,7 +18,7 @@ import pytest
 from spark_purgatory.errors import BugError, PurgatoryError
 from tests.fuzz import fuzzer
 from tests.fuzz.fuzzer import Reader, fuzz, last_input
-from tests.fuzz.readers import _message, readers
+from tests.fuzz.readers import readers
 
 INPUTS = os.environ.get("FUZZ_INPUTS", "60")
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,9 +79,6 @@ CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "lists in lists": ("staging", lambda _: b"[" * 100_000),
     "pieces of different numbers": ("staging", lambda data: data.replace(b'"rows":[3,4]', b'"rows":[3]')),
     "a schema without fields": ("Avro", lambda _: b'{"type": "record"}'),
-    "a request that is no object": ("request", lambda _: _message(b"[1]")),
-    "a request of two gigabytes": ("request", lambda data: struct.pack("!i", (1 << 31) - 1) + data[4:]),
-    "an error of a class elsewhere": ("answer", lambda _: _message(b'{"error": "NamedTuple", "message": ""}')),
 }
 
 

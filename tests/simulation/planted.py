@@ -16,8 +16,7 @@ import numpy as np
 from spark_purgatory.core.engine import deduplication
 from spark_purgatory.core.state.shard_head import ShardHead, write_head
 from spark_purgatory.spark.host import calls, log_host
-from spark_purgatory.spark.host.warm_engines import WarmEngines
-from spark_purgatory.spark.host.warm_messages import Request
+from spark_purgatory.spark.host.warm_engines import Request, WarmEngines
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import protocol, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter

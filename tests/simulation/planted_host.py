@@ -13,8 +13,7 @@ from spark_purgatory.core.state.shard_head import ShardHead, write_head
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import LogHost
-from spark_purgatory.spark.host.warm_engines import WarmEngines
-from spark_purgatory.spark.host.warm_messages import Answer, Request
+from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
 
 Patch = Callable[[Any, str, Any], None]
 step, write, set_timer = WarmEngines.step, LogHost._write, LogHost._set_timer

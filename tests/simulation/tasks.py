@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,8 +29,7 @@ from spark_purgatory.core.state.step_log import ShardState as StoredState
 from spark_purgatory.spark.host.blob_host import stream_function
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, packer
 from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
-from spark_purgatory.spark.host.warm_engines import WarmEngines
-from spark_purgatory.spark.host.warm_messages import Answer, Request
+from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
 from spark_purgatory.spark.placement import shard_label
 from tests.support.engine_driver import events_table, microseconds, operations_table
 from tests.support.spark_state import Handle, ShardState
@@ -227,27 +225,11 @@ def _blob_call(query: Query, sent: Sent, blob: bytes | None, watermark_ms: int) 
     return {str(name): result[name][0] for name in result}, BlobState(state.blob, state.timeout_ms)
 
 
-class _NoOthers:
-    """`KeptSizes` of a worker that is alone."""
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        yield
-
-    def of_others(self) -> int:
-        return 0
-
-    def note(self, size: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Worker(WarmEngines):
     """A Python worker; whom it asks is in the same process."""
 
     def __init__(self, name: str, executor: Executor) -> None:
         super().__init__(None, name)
-        self._sizes = _NoOthers()  # type: ignore[assignment]
         self.executor = executor
 
     @property

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,12 +30,15 @@ class Host(LogHost):
         return self.engines
 
 
+class Alone(WarmEngines):
+    """The engines of a worker that nobody asks."""
+
+    address = "here"
+
+
 @pytest.fixture
-def engines() -> Iterator[WarmEngines]:
-    with tempfile.TemporaryDirectory(prefix="sp-") as folder:
-        made = WarmEngines(Path(folder))
-        yield made
-        made.close()
+def engines() -> WarmEngines:
+    return Alone(None)
 
 
 def host_of(handle: Handle, engines: WarmEngines, most: int) -> Host:

@@ -23,8 +23,7 @@ from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_he
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.spark.host import calls
-from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
-from spark_purgatory.spark.host.warm_messages import Answer, Request
+from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.worker import prepare_worker
 
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])

@@ -13,35 +13,73 @@ Engines end with Spark's workers, and no loss matters: after a miss the shard is
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
+import socket
 import stat
 import struct
 import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from typing import Any
 
+from spark_purgatory import errors
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
-from spark_purgatory.core.state.step_log import take_step
+from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.errors import PurgatoryError
-from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.host.calls import added, counts_of, packed
-from spark_purgatory.spark.host.warm_messages import LONGEST_ADDRESS, Answer, Request, Server, connect
 from spark_purgatory.spark.host.worker import give_memory_back, prepare_worker
 
-# The folder where the workers of an executor meet: their sockets, and the bytes of engines that each of them holds.
+LOG = logging.getLogger(__name__)
+STALE_SECONDS = 120.0
+"""An engine without a request in this time makes room for another one; a younger one does not. Each micro-batch asks
+for all shards of a query in turn, so the engine that was asked for longest ago is the one that is needed next."""
+FORGOTTEN_SECONDS = 1200.0
+"""An engine without a request in this time is dropped: its query has ended, or another worker holds its shard."""
+ANSWER_SECONDS = 600.0  # A holder that takes longer counts as lost
+LOOK_SECONDS = 1.0  # How often a worker that waits for an answer looks if the holder is alive
+BACKLOG = 64  # Workers that may connect at the same moment
+TIME = struct.Struct("ll")  # ``struct timeval``: seconds and microseconds
 
-NUMBER = struct.Struct("<q")
+
+@dataclass(frozen=True)
+class Request:
+    """A step, and the engine that it is meant for."""
+
+    shard_id: str
+    token: str
+    next_token: str  # The engine's token after the step
+    spec_digest: str
+    step: Step
+    shards: int
+    max_warm_bytes: int
+    wants_snapshot: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a step."""
+
+    outcomes: bytes | None
+    counted: dict[str, int]  # The increase of `calls.counts_of` in the step
+    due_ms: int | None
+    gauges: dict[str, Any]
+    tally: dict[str, Any]
+    warm_bytes: int
+    holder: str = ""  # Address of the worker that holds the engine after the step; empty if none does
+    snapshot: bytes | None = None
+
+
+# --- the folder where the workers of an executor meet ----------------------------------------------------------------
 
 
 def executor_folder() -> Path | None:
@@ -100,64 +138,17 @@ def is_neighbour(address: str, folder: Path) -> bool:
     return path.parent.parent == folder.parent and namespaces[0] == namespaces[1] and not _is_left_over(path)
 
 
-class KeptSizes:
-    """The bytes of engines that the workers of a folder keep, in a file of eight bytes for each worker."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._path = folder / f"{name}.size"
-        self._file = -1
-
-    def note(self, size: int) -> None:
-        """Let the other workers know this worker's bytes. Raises OSError if the folder is gone or the disk is full.
-
-        The number is written in place, so that no worker reads a file without one.
-        """
-        if self._file < 0:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._file, NUMBER.pack(size), 0)
-
-    def of_others(self) -> int:
-        """Return the bytes that the other living workers keep."""
-        total = 0
-        for file in self._folder.glob("[0-9]*.size"):
-            if file != self._path and not _is_left_over(file):
-                with suppress(OSError, struct.error):
-                    total += NUMBER.unpack(file.read_bytes())[0]
-        return total
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep the other workers of the folder out of such a block, so that room cannot be taken twice."""
-        try:
-            file = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # The folder is gone, and with it the engines that others keep.
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(file)
-
-    def close(self) -> None:
-        """Remove this worker's file: it holds nothing any more."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._path.unlink(missing_ok=True)
+def connect(address: str, seconds: float) -> Connection:
+    """Connect to a worker. Raises OSError if nobody listens, and later if a transfer takes longer than ``seconds``."""
+    connection = Client(address, "AF_UNIX")
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as same:
+        limit = TIME.pack(int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, limit)
+    return connection
 
 
-# --- --------------------------------------------------------------------------------------------------------------
-
-STALE_SECONDS = 120.0
-"""An engine without a request in this time makes room for another one; a younger one does not. Each micro-batch asks
-for all shards of a query in turn, so the engine that was asked for longest ago is the one that is needed next."""
-FORGOTTEN_SECONDS = 1200.0
-"""An engine without a request in this time is dropped: its query has ended, or another worker holds its shard."""
-ANSWER_SECONDS = 600.0  # A holder that takes longer counts as lost.
-
-LOG = logging.getLogger(__name__)
+# --- the engines -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -186,13 +177,11 @@ class WarmEngines:
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._folder = folder
         self._name = name or f"{os.getpid()}-{os.urandom(4).hex()}"
-        self._sizes = None if folder is None else KeptSizes(folder, self._name)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._guard = threading.Lock()
-        self._server: Server | None = None
+        self._address = ""
         self._clients: dict[str, Connection] = {}
-        self._said: set[str] = set()
-        self._closed = False
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -200,9 +189,9 @@ class WarmEngines:
     @property
     def address(self) -> str:
         """The address at which other workers of this machine can ask; empty if they cannot."""
-        if self._server is None and self._folder is not None:
+        if not self._address and self._folder is not None:
             self._listen(self._folder)
-        return "" if self._server is None else self._server.address
+        return self._address
 
     def ask(self, holder: str, request: Request) -> Answer | None:
         """Have the holder make a step, and raise what it raises; None if it does not keep the engine in this state."""
@@ -217,13 +206,19 @@ class WarmEngines:
             connection = self._clients.get(holder)
             if connection is None:
                 connection = self._clients[holder] = connect(holder, ANSWER_SECONDS)
-            warm_messages.send_request(connection, request)
-            if not connection.poll(ANSWER_SECONDS):
-                raise TimeoutError
-            return warm_messages.receive_answer(connection)
+            connection.send(request)
+            until = time.monotonic() + ANSWER_SECONDS
+            while not connection.poll(LOOK_SECONDS):
+                # A child that a user's function forked may keep the socket of a dead holder open.
+                if _is_left_over(Path(holder)) or time.monotonic() > until:
+                    raise TimeoutError
+            answer = connection.recv()
         except (OSError, EOFError):
             self._forget_client(holder)  # The worker has ended, or belongs to another machine
             return None
+        if isinstance(answer, tuple):
+            raise errors.again(*answer)
+        return answer
 
     def step(self, request: Request) -> Answer | None:
         """Step a kept engine; one that is not in the requested state is dropped, and the answer is None."""
@@ -248,30 +243,31 @@ class WarmEngines:
             if not self._fits(0, request.max_warm_bytes):
                 self._drop(request.shard_id, kept)
                 return replace(answer, holder="")
-        self._note_size()
+        give_memory_back(self._size())
         return answer
 
     def keep(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
         """Keep an engine that was stepped as the request says; False if there is no room for it."""
-        if self._sizes is None or not self.address:
+        if not self.address:
             return False
         self._let_go_of(FORGOTTEN_SECONDS)
-        with self._sizes.alone():
+        with self._guard:
+            former = self._kept.pop(request.shard_id, None)
+        if former is not None:
+            former.release_unless_stepped()
+        fits = self._fits(size, request.max_warm_bytes)
+        if fits:
             with self._guard:
-                former = self._kept.pop(request.shard_id, None)
-            if former is not None:
-                former.release_unless_stepped()
-            fits = self._fits(size, request.max_warm_bytes)
-            if fits:
-                with self._guard:
-                    self._kept[request.shard_id] = _Kept(engine, request.next_token, request.spec_digest, size)
-            else:
-                said = (
-                    "max_warm_bytes is %s, and another shard with %s bytes does not fit: shards that are not kept are "
-                    "loaded from the checkpoint in each micro-batch"
-                )
-                self._say_once("full", said, f"{request.max_warm_bytes:,}", f"{size:,}")
-            self._note_size()
+                self._kept[request.shard_id] = _Kept(engine, request.next_token, request.spec_digest, size)
+        elif not self._has_warned:
+            self._has_warned = True
+            LOG.warning(
+                "max_warm_bytes is %s, and another shard with %s bytes does not fit into this worker: shards that are "
+                "not kept are loaded from the checkpoint in each micro-batch",
+                f"{request.max_warm_bytes:,}",
+                f"{size:,}",
+            )
+        give_memory_back(self._size())
         return fits
 
     def _fits(self, size: int, max_warm_bytes: int) -> bool:
@@ -288,26 +284,7 @@ class WarmEngines:
                 self._drop(shard_id, kept)
 
     def _size(self) -> int:
-        """Return the bytes of engines that the workers of this executor keep."""
-        others = 0 if self._sizes is None else self._sizes.of_others()
-        return others + sum(kept.size for kept in list(self._kept.values()))
-
-    def _note_size(self) -> None:
-        """Let the other workers of this executor know how much this one keeps, and give other memory back."""
-        if self._sizes is not None:
-            # The guard makes the thread that comes later note the later size.
-            with self._guard:
-                size = sum(kept.size for kept in self._kept.values())
-                try:
-                    self._sizes.note(size)
-                except OSError:
-                    self._say_once("note", "cannot write to %s: max_warm_bytes counts this worker alone", self._folder)
-            give_memory_back(size)
-
-    def _say_once(self, what: str, message: str, *values: object) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            LOG.warning(message, *values)
+        return sum(kept.size for kept in list(self._kept.values()))
 
     def _drop(self, shard_id: str, kept: _Kept) -> None:
         """Stop keeping an engine. The caller holds its lock, or has released it."""
@@ -315,59 +292,56 @@ class WarmEngines:
         with self._guard:
             if self._kept.get(shard_id) is kept:
                 del self._kept[shard_id]
-        self._note_size()
+        give_memory_back(self._size())
 
     def _forget_client(self, holder: str) -> None:
         connection = self._clients.pop(holder, None)
         if connection is not None:
             connection.close()
 
-    def close(self) -> None:
-        """Drop all engines and stop answering, as when the worker ends."""
-        with self._guard:
-            self._closed = True
-            self._kept.clear()
-        if self._server is not None:
-            self._server.close()
-        if self._sizes is not None:
-            self._sizes.close()
-        for holder in list(self._clients):
-            self._forget_client(holder)
-
-    # --- answering -------------------------------------------------------------------------------------
-
     def _listen(self, folder: Path) -> None:
         address = str(folder / f"{self._name}.socket")
-        if len(os.fsencode(address)) > LONGEST_ADDRESS:
-            self._folder = None
-            LOG.warning("%s is too long a path for a socket: no engine is kept in memory; set TMPDIR", address)
-            return
         try:
-            self._server = Server(address, self._serve)
+            listener = Listener(address, "AF_UNIX", BACKLOG)
         except OSError as error:
             self._folder = None
-            LOG.warning("cannot open a socket at %s (%s): no engine is kept in memory", address, error)
+            LOG.warning(
+                "cannot open a socket at %s (%s): no engine is kept in memory; set TMPDIR to a short path of a folder "
+                "that can be written",
+                address,
+                error,
+            )
+            return
+        self._address = address
+        _start(self._accept, listener)
+
+    def _accept(self, listener: Listener) -> None:
+        with listener, suppress(OSError):
+            while True:
+                _start(self._serve, listener.accept())
 
     def _serve(self, connection: Connection) -> None:
         prepare_worker()
-        with suppress(OSError, EOFError):
-            while not self._closed:
+        with connection, suppress(OSError, EOFError):
+            while True:
                 self._answer(connection)
 
     def _answer(self, connection: Connection) -> None:
         """Answer one request. As a method it leaves no variables in memory until the next request."""
-        request = warm_messages.receive_request(connection)
-        if self._closed:
-            return
+        request = connection.recv()
+        answer: Answer | tuple[str, str] | None = None
         try:
-            answer: Answer | PurgatoryError | None = self.step(request)
+            answer = self.step(request)
         except PurgatoryError as error:
-            answer = error
+            answer = type(error).__name__, str(error)
         except Exception:
             # The task's own worker loads the shard, and raises the same error with its own stack.
             LOG.exception("a step of a kept engine failed")
-            answer = None
-        warm_messages.send_answer(connection, answer)
+        connection.send(answer)
+
+
+def _start(run: Callable[[Any], None], argument: Any) -> None:
+    threading.Thread(target=run, args=(argument,), name="spark_purgatory-warm", daemon=True).start()
 
 
 def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> Answer:

@@ -203,8 +203,8 @@ class Purgatory(PurgatoryOptions):
         max_broadcast_bytes: Bytes of packed events of a micro-batch that go to all shards; more stop the query.
         host: Spark's operator that holds the state (docs/choosing.md). "transformWithState" needs RocksDB and protobuf.
             The checkpoint fixes the host.
-        max_warm_bytes: With "transformWithState", bytes of shards in the memory of an executor's Python workers. Other
-            shards are loaded from the checkpoint in each micro-batch.
+        max_warm_bytes: With "transformWithState", bytes of shards in the memory of each Python worker, of which Spark
+            runs one for each core. Other shards are loaded from the checkpoint in each micro-batch.
         name: The name of each micro-batch's counters (`schema.COUNTERS`) in the query's ``observedMetrics``. `gauges`
             returns totals.
 
