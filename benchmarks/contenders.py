@@ -37,12 +37,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from benchmarks.inputs import EVENTS_DDL, NOTE_DDL, ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
-from spark_purgatory.core.state.payload_schema import conform_batch
+from spark_purgatory.core.state.payload import conform_batch
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, WATERMARK_METADATA, by_shard, exchanged
 from spark_purgatory.spark.host.requirements import PROVIDER, STATE_STORE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.carried import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory
 
 

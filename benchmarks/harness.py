@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
-from spark_purgatory.spark.checkpoint import local_disk
+from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
@@ -43,7 +43,7 @@ WARM_UP_BATCHES = 4
 SHARDS = 8
 MASTER = f"local[{CORES}]"
 
-MANAGER = local_disk.LOCAL_CHECKPOINT[requirements.FILE_MANAGER]
+MANAGER = start_check.LOCAL_CHECKPOINT[requirements.FILE_MANAGER]
 LOCAL_CHECKPOINT = {
     requirements.FILE_MANAGER: MANAGER,
     requirements.LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",

@@ -18,7 +18,7 @@ from spark_purgatory.spark.checkpoint.shard_states import shard_states
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 TRIES = 3

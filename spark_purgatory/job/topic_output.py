@@ -14,8 +14,8 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.rows_text import MICROSECONDS
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
+from spark_purgatory.spark.operator.field_types import key_text
 from spark_purgatory.spark.operator.inputs import field_of
-from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.query_start import started

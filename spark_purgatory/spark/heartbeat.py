@@ -9,10 +9,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.storage.own_session import own_session
-from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
-from spark_purgatory.spark.storage.storage_access import write_line
+from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, own_session, settings
+from spark_purgatory.spark.storage.storage_access import literal, write_line
 
 NEWEST = "newest"  # A folder of the checkpoint, with the file of the last start
 PATTERN = f"{NEWEST[:-1]}[{NEWEST[-1]}]"  # Spark looks for a folder at once, but for those of a pattern each time

@@ -25,14 +25,14 @@ from spark_purgatory.core.engine.waiting import WAITING_FIELDS, waiting_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.core.state.payload_schema import plain
+from spark_purgatory.core.state.payload import plain
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.checkpoint.pending import waiting_rows
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
-from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.carried import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Plan, plan_for
 from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table
 

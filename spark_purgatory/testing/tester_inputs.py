@@ -21,12 +21,11 @@ from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bytes, hash_keys
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.payload_schema import conform, sent
+from spark_purgatory.core.state.payload import conform, sent
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.engine_columns import EngineColumns
-from spark_purgatory.spark.operator.evidence import carried_columns
-from spark_purgatory.spark.operator.field_types import keys_of, needs_of
-from spark_purgatory.spark.operator.value_types import level_type
+from spark_purgatory.spark.operator.carried import carried_columns
+from spark_purgatory.spark.operator.field_types import keys_of, level_type, needs_of
+from spark_purgatory.spark.operator.inputs import EngineColumns
 
 MOST_DIGITS = 38
 # Fields whose types the tester restricts more than Spark: instants need no time zone of a session.

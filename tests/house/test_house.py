@@ -136,7 +136,13 @@ BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "
 # local disk, whose storage is known to Hadoop alone. PySpark has no way to a copy of a session or to that of a query.
 MAY_TOUCH_JVM = frozenset(
     f"spark_purgatory/spark/{name}.py"
-    for name in ("move/files", "query_listener", "checkpoint/local_disk", "storage/own_session", "storage/query_start")
+    for name in (
+        "move/old_checkpoint",
+        "query_listener",
+        "checkpoint/start_check",
+        "storage/spark_access",
+        "storage/query_start",
+    )
 )
 OF_JVM = frozenset({"_jvm", "_jsc", "_jsparkSession", "_jdf", "_sc"})
 

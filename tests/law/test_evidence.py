@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.arrays.value_ranks import number_ranks
+from spark_purgatory.core.arrays.value_column import number_ranks
 from spark_purgatory.core.engine import evidence, relevant_events, resolver
 from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.engine.relevant_events import EvaluationInput

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.event_time_purgatory import Completion
-from spark_purgatory.core.export.tables_of_engine import ids_table, operations_table
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
+from spark_purgatory.core.state.export import ids_table, operations_table
 from spark_purgatory.errors import BugError
 from tests.support import moves
 from tests.support.engine_driver import Shards, multiset

@@ -26,10 +26,10 @@ from spark_purgatory.core.engine import deduplication
 from spark_purgatory.core.engine.deduplication import IdRows
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.evidence import Deliveries
-from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.export import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import BugError
 from spark_purgatory.spark.host.exchange import to_blob

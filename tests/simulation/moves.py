@@ -17,15 +17,14 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
-from spark_purgatory.core.export.engine_from_tables import history_of
+from spark_purgatory.core.state.export import history_of
 from spark_purgatory.spark.host.exchange import packer, to_blob
 from spark_purgatory.spark.host.log_host import LogHostOptions
 from spark_purgatory.spark.move import tables
 from spark_purgatory.spark.move.import_log_host import ImportingHost
-from spark_purgatory.spark.move.import_state import _blob_function
-from spark_purgatory.spark.move.survey import ShardFacts, Survey, _facts
-from spark_purgatory.spark.move.tables import Importing
-from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.move.move import _blob_function
+from spark_purgatory.spark.move.tables import Importing, ShardFacts, Survey, _facts
+from spark_purgatory.spark.operator.carried import arrow_schema
 from spark_purgatory.spark.placement import shard_label
 from tests.simulation.tasks import BlobState, GroupState, Query, States, stored
 from tests.support.engine_driver import hashes_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from spark_purgatory.core.engine.evidence import _Asked
-from spark_purgatory.core.engine.orphans import OrphanEvents
+from spark_purgatory.core.engine.shard_events import OrphanEvents
 from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.spark.move import tables

@@ -26,7 +26,7 @@ from spark_purgatory import (
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.query import checkpoint_findings
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.local_disk import LOCAL_CHECKPOINT
+from spark_purgatory.spark.checkpoint.start_check import LOCAL_CHECKPOINT
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
     COUNT_ROWS,

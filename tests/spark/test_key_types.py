@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.key_types import key_text
+from spark_purgatory.spark.operator.field_types import key_text
 from spark_purgatory.spark.storage.spark_access import settings
 
 ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}

@@ -23,8 +23,7 @@ from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage import query_start
-from spark_purgatory.spark.storage.own_session import own_session
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, own_session, settings
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, LawStream, law_stream
 from tests.support.streams import Landing

@@ -19,7 +19,7 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.arrays.numbers import scale_of, units_up
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.value_types import need_columns, number_type
+from spark_purgatory.spark.operator.field_types import need_columns, number_type
 from tests.support.now_and_then import now_and_then
 
 D = Decimal

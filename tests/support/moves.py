@@ -8,15 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.export.engine_from_tables import (
-    ShardTables,
-    engine_from_tables,
-    history_of,
-    most_of_any_shard,
-)
-from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import inspect, save, tally_of
+from spark_purgatory.core.state.export import (
+    ShardTables,
+    engine_from_tables,
+    events_tables,
+    history_of,
+    ids_table,
+    most_of_any_shard,
+    operations_table,
+)
 from tests.support.engine_driver import Shards, hashes_of
 
 

@@ -13,7 +13,7 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import save
-from spark_purgatory.core.state.payload_schema import sent
+from spark_purgatory.core.state.payload import sent
 
 SPEC = EngineSpec(criteria.count(2), identity_width=2)
 WAITING = [{"id": f"o{i}", "key": f"k{i}", "city": f"city {i}", "town": f"town {i}", "n": i} for i in range(5)]

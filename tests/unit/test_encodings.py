@@ -16,13 +16,15 @@ from spark_purgatory.core.state.encodings import (
     PLAIN,
     SPLIT_FLOOR,
     WIDEST,
+    Arrays,
     join_bytes,
+    join_table,
     pack,
     split_bytes,
+    split_table,
     streams_of,
     unpack,
 )
-from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 

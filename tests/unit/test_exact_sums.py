@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.arrays.exact_sums import LARGEST, LIMB_BITS, LIMBS, ExactSums
+from spark_purgatory.core.arrays.numbers import LARGEST, LIMB_BITS, LIMBS, ExactSums
 
 SMALLEST = 2.0**-96
 """What lies below is cut off."""

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.export.tables_of_engine import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob
+from spark_purgatory.core.state.export import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.spark.move import survey
+from spark_purgatory.spark.move import tables
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved
 
@@ -106,8 +106,8 @@ def test_the_watermark_of_a_checkpoint_is_that_of_the_shard_that_was_called_last
         shards = Shards(EARLY)
         shards.step([op("o")], [], watermark_ms)
         blobs += shards.blobs
-    told_of = [survey.ShardFacts(**each) for blob in blobs for each in survey._facts(None, ShardState(blob))]
-    assert survey.Survey(cast("Any", None), told_of).watermark_ms == 9
+    told_of = [tables.ShardFacts(**each) for blob in blobs for each in tables._facts(None, ShardState(blob))]
+    assert tables.Survey(cast("Any", None), told_of).watermark_ms == 9
 
 
 def test_tables_are_written_as_the_golden_export_has_them() -> None:

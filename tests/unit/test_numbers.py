@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.exact_sums import ExactSums
 from spark_purgatory.core.arrays.numbers import (
     UNREACHED,
+    ExactSums,
     addends,
     comparable,
     constant,

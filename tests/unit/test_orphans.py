@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.engine.orphans import shown, united
+from spark_purgatory.core.engine.shard_events import shown, united
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
 from spark_purgatory.core.spec import criteria

@@ -15,8 +15,7 @@ import pytest
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, restore, save
-from spark_purgatory.core.state.payload_evolution import StoredPayload, merged
-from spark_purgatory.core.state.payload_schema import widens
+from spark_purgatory.core.state.payload import StoredPayload, merged, widens
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
 from tests.support.payload_states import expired, saved, spec_of

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.state.payload_evolution import StoredPayload
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, type_text
+from spark_purgatory.core.state.payload import SPARK_TYPE, StoredPayload, conform, matched, type_text
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")

@@ -22,13 +22,13 @@ from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.export.engine_from_tables import history_of
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import HEADER, HEADER_BYTES, MAGIC, VERSION, read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.export import history_of
 from spark_purgatory.errors import (
     BugError,
     StateError,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.core.state.payload_schema import check_layout
+from spark_purgatory.core.state.payload import check_layout
 from spark_purgatory.testing import PurgatoryTester
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)

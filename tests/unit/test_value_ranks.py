@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.arrays.value_column import value_ranks
 
 NAN = float("nan")
 POINT = pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))])

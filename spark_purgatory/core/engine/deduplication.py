@@ -44,8 +44,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     hash_order,
 )
 from spark_purgatory.core.arrays.times import MIN_TIME_US
-from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
-from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools, value_ranks
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.spec.arrivals import OperationArrivals

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import ZERO, Numbers, comparable, is_double, joined
+from spark_purgatory.core.arrays.numbers import ZERO, ExactSums, Numbers, comparable, is_double, joined
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents

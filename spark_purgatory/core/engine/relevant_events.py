@@ -19,8 +19,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.exact_sums import LIMBS, limbs_of
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, addends, joined
+from spark_purgatory.core.arrays.numbers import LIMBS, Floats, Numbers, addends, joined, limbs_of
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, expand, parts_of
 from spark_purgatory.core.events.control_log import ControlEffects
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within, repeated_ids

@@ -1,22 +1,403 @@
-"""All events of a shard: completions, control events, and events that no operation has counted."""
+"""The events of a shard: completions, control events, and events that counted for no operation.
+
+The last are kept until no operation can count them, and then become ORPHAN rows (semantics 4.7).
+
+An event counts for an operation that was pending at its time. An operation that leaves takes away the events that
+counted for it. When the watermark has passed an event's time and the lookback, no operation that comes on time can
+count it. It is then compared with the operations that still wait, and becomes an orphan if none counts it.
+
+With ``orphans="control"`` only control events are kept. With "all", all events are kept with *marks* (`EventMark`) for
+the reason: an operation that leaves marks the events in its time range that it did not count, and `EndedRanges` keeps
+the range for events to come.
+
+**Ended ranges.** Events in the time range of an operation that ended before its deadline came too late. The range of an
+operation on one of its keys is ``from_us <= time <= deadline``. It is kept in an `EventLog` with its start as time and
+its end as value. A time is in a range if the largest end of the ranges that start at or before it is not before it. For
+example, the ranges of a key::
+
+    start               10   12   40
+    largest end so far  30   30   50     30 is in a range (10 to 30), 31 to 39 are in none, 45 is in one
+
+Once the watermark reaches the end of a range, an event in it is late, and the range is not needed any more.
+
+**Rows.** An ORPHAN row is null in the operation's columns and has the event in its reason. The texts of a completion on
+key a and of a cancel that names operation o::
+
+    cancel on key a for operation o found no operation pending          orphans="control"
+    complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
+    complete on key null counted for no operation: rejected, the key is null
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import is_double
-from spark_purgatory.core.arrays.sorted_runs import Int64s
-from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.engine.orphans import OrphanEvents
-from spark_purgatory.core.events.control_log import ControlLog, LogKey
-from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
+from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
+from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, OutcomeBatch, structs_of, unwatched, without_prefix
+from spark_purgatory.core.engine.resolver import Resolutions, Resolver
+from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, pair_of, split_pairs
+from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment, Spans
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind
-from spark_purgatory.core.spec.criteria import LEVELLED, any_key
+from spark_purgatory.core.spec.codes import KINDS, EventKind, EventMark, EventRejection, Status, among
+from spark_purgatory.core.spec.criteria import ADDING, LEVELLED, any_key
 from spark_purgatory.core.spec.engine_spec import VALUE, EngineSpec
 from spark_purgatory.errors import BugError
+
+REASONS = (  # Reasons why an event counted for no operation. The first mark that an event has gives its reason
+    (EventMark.LATE, "late"),
+    (EventMark.ENDED, "already ended"),
+    (EventMark.NOT_TAKEN, "not taken"),
+    (EventMark.PAST, "past deadline"),
+)
+NO_OPERATION = "no such operation"  # the reason of an event without these marks
+NOT_PENDING = "not_pending"  # the code of every reason if events have no marks
+
+
+def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
+    ids, keys = split_pairs(segment.group_keys) if key.is_named else (None, segment.group_keys)
+    of_event = pa.array(segment.group)
+    # Keys and ids are written once for each key.
+    of_key = _event(pa.repeat(KINDS[key.kind], len(keys)), keys, ids, spec)
+    event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
+    carried = _carried(event, pa.array(segment.time_us), segment, spec)
+    if spec.orphans != "all":
+        reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")
+        return unwatched(
+            Status.ORPHAN, segment.time_us, reasons=reasons, codes=pa.repeat(NOT_PENDING, len(event)), **carried
+        )
+    assert segment.value is not None, "bug: an event without marks"
+    marks = segment.value
+    why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
+    reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
+    codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
+    reasons = _with_reason(texts, reasons.take(pa.array(why)))
+    late = (marks & EventMark.LATE) > 0
+    return unwatched(Status.ORPHAN, segment.time_us, late, reasons=reasons, codes=codes, **carried)
+
+
+def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
+    codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
+    kinds = pa.array([*KINDS, None]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
+    event, faults = _event(kinds, events.keys, events.operation_ids, spec), pa.array(events.rejection)
+    reasons = pa.array([f"rejected, {rejection.reason}" for rejection in EventRejection]).take(faults)
+    names = pa.array([rejection.name.lower() for rejection in EventRejection]).take(faults)
+    dated = events.time_us != MIN_TIME_US
+    late = (events.time_us <= watermark_us) & dated
+    carried = _carried(event, pa.array(events.time_us, mask=~dated), events, spec)
+    reasons = _with_reason(_texts(event), reasons)
+    return unwatched(Status.ORPHAN, events.time_us, late, reasons=reasons, codes=names, dated=dated, **carried)
+
+
+def _carried(
+    event: pa.StructArray, times_us: pa.Array, events: EventSegment | EventArrivals, spec: EngineSpec
+) -> dict[str, Any]:
+    """Return the columns that ORPHANs have of their events; ``event`` has `EVENT_FIELDS`."""
+    if spec.evidence is None:
+        return {"event": event}
+    structs = structs_of(event.field("event_key"), times_us, events.event_ids, events.columns, spec)
+    return {"event": event, "evidence": {"event": structs}}
+
+
+def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(texts, reasons, " counted for no operation: ")
+
+
+def _event(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.StructArray:
+    """Return kind, key and operation of events, (n,), without the partition's value before keys and ids."""
+    named = pa.nulls(len(keys), pa.string()) if ids is None else shown(ids, spec.id_prefix)
+    return pa.StructArray.from_arrays([kinds, shown(keys, spec.key_prefix), named], fields=list(EVENT_FIELDS))
+
+
+def _texts(event: pa.StructArray) -> pa.Array:
+    """Return texts of the kind, key and operation of events, (n,); a null key is written as null."""
+    kinds, keys, ids = event.flatten()
+    texts = pc.binary_join_element_wise(kinds.fill_null("event"), keys.fill_null("null"), " on key ")
+    return pc.coalesce(pc.binary_join_element_wise(texts, ids, " for operation "), texts)
+
+
+def shown(values: pa.Array, prefix: int) -> pa.Array:
+    """Return keys or ids as users know them, without the value of their partition."""
+    values = without_prefix(values, prefix)
+    if pa.types.is_string(values.type):
+        return values
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+PLAIN, NAMED = LogKey(EventKind.COMPLETE, False), LogKey(EventKind.COMPLETE, True)
+
+
+class EndedRanges:
+    """Ranges by key and, if events may name an operation, by operation and key."""
+
+    def __init__(self) -> None:
+        self.logs: dict[LogKey, EventLog] = {}
+
+    def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
+        """Add the ranges of watch entries whose operations end, (m,), unless the watermark has passed them."""
+        ahead = np.flatnonzero((until_us > watermark_us) & (until_us >= from_us))
+        if not len(ahead):
+            return
+        keys = targets.keys.take(targets.entries[ahead])
+        times = from_us[ahead], until_us[ahead]
+        self._append(PLAIN, EventSegment.build(keys, targets.hashes[ahead], *times))
+        if targets.ids is not None:
+            owner = targets.owner[ahead]
+            ids = targets.ids.take(owner)
+            self._append(NAMED, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
+            if targets.whole:
+                self._append(NAMED, EventSegment.build(pair_of(ids, None), targets.id_hash[owner], *times))
+
+    def _append(self, key: LogKey, segment: EventSegment) -> None:
+        self.logs.setdefault(key, EventLog()).append(segment)
+
+    def contain(self, segment: EventSegment, is_named: bool) -> Bools:
+        """Flag the events in a range, (E,) bool; the keys of ``is_named`` events are those of `pair_of`."""
+        inside = np.zeros(len(segment), bool)
+        log = self.logs.get(NAMED if is_named else PLAIN)
+        if log is not None:
+            always = np.full(len(segment), MIN_TIME_US)
+            keys = ValueColumn([segment.group_keys])
+            for span in log.spans(keys, segment.group, segment.hashes, always, segment.time_us):
+                largest_end_us = span.segment.running_max[span.high - 1]
+                inside[span.owner[largest_end_us >= segment.time_us[span.owner]]] = True
+        return inside
+
+    def forget(self, watermark_us: int) -> None:
+        """Forget ranges that the watermark has passed and unite those of a key, if a fifth are passed or the number of
+        ranges has doubled since.
+        """
+        for log in self.logs.values():
+            passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)
+            left = len(log) - passed
+            if passed > left // 4 + FORGET_FLOOR or left > 2 * log.kept + FORGET_FLOOR:
+                [segment] = log.merged()
+                few = united(segment.where(_ends(segment) > watermark_us))
+                log.segments, log.kept = [few] if len(few) else [], len(few)
+        self.logs = {key: log for key, log in self.logs.items() if len(log)}
+
+
+def united(ranges: EventSegment) -> EventSegment:
+    """Unite the ranges of a key that overlap, so that a hot key has few of them."""
+    largest_end_us = ranges.running_max
+    begins = np.ones(len(ranges), bool)
+    begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]
+    begins[ranges.start[:-1]] = True
+    last = np.append(np.flatnonzero(begins)[1:], len(ranges)) - 1 if len(ranges) else EMPTY
+    return replace(ranges.where(begins), value=largest_end_us[last])
+
+
+def _ends(ranges: EventSegment) -> Int64s:
+    assert ranges.value is not None, "bug: a range without an end"
+    return ranges.value
+
+
+@dataclass(frozen=True)
+class EntryTimes:
+    """The times at which m watch entries count events."""
+
+    from_us: Int64s  # (m,)
+    end_us: Int64s  # (m,) the last time at which the operation was pending
+    until_us: Int64s  # (m,) its deadline
+    past_us: Int64s  # (m,) until when it is remembered after its deadline
+    fail_us: Int64s | None  # (m,) first failure of the key; None: no key has failed
+    sums: Bools | None  # (m,) only events count that a sum can take; None: there are no others
+
+    def counted_us(self, kind: int) -> Int64s:
+        """Return the last time at which events of a kind count, (m,)."""
+        if kind != EventKind.COMPLETE or self.fail_us is None:
+            return self.end_us
+        return np.minimum(self.end_us, self.fail_us)
+
+
+class OrphanEvents:
+    """Events that no operation has counted."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._has_marks = spec.orphans == "all"
+        self.unmatched = ControlLog()  # events by kind; with "all" their values are their marks
+        self.ended = EndedRanges()
+        self.past = EndedRanges()  # from the deadlines of ended operations, as long as those had waited
+        self._rejected: list[OutcomeBatch] = []
+        self._counted = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.unmatched.logs.values()))
+
+    def earliest_us(self) -> int | None:
+        """Return the time of the first event; None without events."""
+        segments = [segment for log in self.unmatched.logs.values() for segment in log.segments]
+        return min((int(segment.time_us.min()) for segment in segments), default=None)
+
+    def take_counted(self) -> int:
+        """Return the number of events that counted for an operation since the last call."""
+        counted, self._counted = self._counted, 0
+        return counted
+
+    # --- events come -----------------------------------------------------------------------------------
+
+    def add(self, key: LogKey, segment: EventSegment, watermark_us: int) -> None:
+        """Keep events that arrived in the log of a key; a query without orphans keeps none."""
+        completes = key.kind == EventKind.COMPLETE
+        if self._spec.orphans == "none" or not len(segment) or (completes and not self._has_marks):
+            return
+        if self._has_marks:
+            marks = np.where(segment.time_us <= watermark_us, EventMark.LATE, 0).astype(np.int64)
+            if completes and segment.value is not None and self._spec.by_row:
+                marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
+            for ranges, mark in ((self.ended, EventMark.ENDED), (self.past, EventMark.PAST)):
+                marks[ranges.contain(segment, key.is_named)] |= mark
+            # Ids are kept only to be shown: values are marks, so redeliveries do not matter.
+            ids = None if self._spec.event_columns is None else segment.event_ids
+            segment = replace(segment, value=marks, event_ids=ids)
+        self.unmatched.logs.setdefault(key, EventLog()).append(segment)
+
+    def reject(self, events: EventArrivals, watermark_us: int) -> None:
+        """Make rejected events rows of the next `release`."""
+        self._rejected.append(rows_of_rejected(events, watermark_us, self._spec))
+
+    # --- operations leave ------------------------------------------------------------------------------
+
+    def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, watermark_us: int) -> None:
+        """Let chosen operations leave, (n,) bool of those resolved, with the events that counted for them."""
+        if not self._has_marks and not self.unmatched:
+            return
+        rows = resolutions.rows[chosen]
+        entries, owner = resolver.watchers.entries_of(rows)
+        targets = resolver.targets(rows, entries, owner)
+        until_us, created_us = resolutions.deadline_us[chosen], resolutions.created_us[chosen]
+        wait_us = saturating_add(until_us, -np.maximum(created_us, -MAX_TIME_US))
+        past_us = saturating_add(until_us, wait_us)
+        end_us = np.minimum(resolutions.resolved_us[chosen], until_us)
+        fail_us = resolutions.fail_us
+        times = EntryTimes(
+            from_us=resolver.rows.from_us_of(rows)[owner],
+            end_us=end_us[owner],
+            until_us=until_us[owner],
+            past_us=past_us[owner],
+            fail_us=None if fail_us is None else fail_us[chosen[resolutions.owner]],
+            sums=self._sums(resolver, rows, owner),
+        )
+        self._compare(targets, times)
+        if self._has_marks:
+            self.ended.add(targets, times.from_us, times.until_us, watermark_us)
+            self.past.add(targets, saturating_add(times.until_us, 1), times.past_us, watermark_us)
+
+    def _sums(self, resolver: Resolver, rows: Int64s, owner: Int64s) -> Bools | None:
+        if not (self._has_marks and self._spec.by_row):
+            return None
+        sums = among(resolver.rows.rule[rows], ADDING)
+        return sums[owner] if sums.any() else None
+
+    def _compare(self, targets: Targets, times: EntryTimes) -> None:
+        """Take away the events that count for m watch entries, and mark the others in their ranges."""
+        for kind in EventKind:
+            to_us = times.past_us if self._has_marks else times.end_us
+            found: dict[int, list[Spans]] = {}
+            for span in self.unmatched.spans(kind, targets, times.from_us, to_us):
+                found.setdefault(id(span.segment), []).append(span)
+            for log in self.unmatched.logs_of(kind) if found else []:
+                kept = [self._without(s, found[id(s)], times, kind) if id(s) in found else s for s in log.segments]
+                log.segments = [segment for segment in kept if len(segment)]
+        self.unmatched.drop_empty()
+
+    def _without(self, segment: EventSegment, spans: list[Spans], times: EntryTimes, kind: int) -> EventSegment:
+        """Return a segment without the events that count; the others in the spans are marked."""
+        counted, pending, ended, past = (np.zeros(len(segment), bool) for _ in range(4))
+        for span in spans:
+            count_end, end = span.until(times.counted_us(kind)[span.owner]), span.until(times.end_us[span.owner])
+            counted |= self._counting(span, count_end, times)
+            if self._has_marks:
+                pending |= covered(len(segment), span.low, end)
+                until = span.until(times.until_us[span.owner])
+                ended |= covered(len(segment), end, until)
+                past |= covered(len(segment), until, span.high)
+        self._counted += int(np.count_nonzero(counted))
+        if segment.value is not None and self._has_marks:
+            marks = segment.value.copy()
+            for marked, mark in ((pending, EventMark.NOT_TAKEN), (ended, EventMark.ENDED), (past, EventMark.PAST)):
+                marks[marked] |= mark
+            segment = replace(segment, value=marks)
+        return segment.where(~counted)
+
+    @staticmethod
+    def _counting(span: Spans, end: Int64s, times: EntryTimes) -> Bools:
+        """Flag the events of spans that count, up to a position of each span, (E,) bool."""
+        n, marks = len(span.segment), span.segment.value
+        if times.sums is None or marks is None:
+            return covered(n, span.low, end)
+        sums = times.sums[span.owner]
+        by_sums = covered(n, span.low[sums], end[sums]) & (marks & EventMark.NO_ADDEND == 0)
+        return by_sums | covered(n, span.low[~sums], end[~sums])
+
+    # --- the watermark moves ---------------------------------------------------------------------------
+
+    def release(self, resolver: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
+        """Return the orphans up to ``floor_us`` that no ``waiting`` row, (rows,) bool, counts."""
+        found, self._rejected = self._rejected, []
+        earliest_us = self.earliest_us()
+        if earliest_us is None or earliest_us > floor_us:
+            return found
+        rows = np.flatnonzero(waiting & self._may_match(resolver, floor_us))
+        if len(rows):
+            self._stay(resolver, rows, floor_us)
+        for key, log in self.unmatched.logs.items():
+            for segment in log.merged():
+                over = segment.time_us <= floor_us
+                if over.any():
+                    found.append(rows_of(key, segment.where(over), self._spec))
+                    log.segments = [left for left in [segment.where(~over)] if len(left)]
+        self.unmatched.drop_empty()
+        return found
+
+    def _stay(self, resolver: Resolver, rows: Int64s, floor_us: int) -> None:
+        """Compare the events up to the floor with operations that stay.
+
+        They are pending until the watermark and so count every event up to the floor: resolved rows have left, and a
+        row that is created later counts only later events.
+        """
+        entries, owner = resolver.watchers.entries_of(rows)
+        targets = resolver.targets(rows, entries, owner)
+        from_us, floor = resolver.rows.from_us_of(rows), np.full(len(rows), floor_us)
+        fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
+        until = floor[owner]
+        sums = self._sums(resolver, rows, owner)
+        self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us=fail_us, sums=sums))
+
+    def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
+        """Flag the rows with the key or id of an event up to the floor, (rows,) bool."""
+        may_match = np.zeros(resolver.watchers.rows, bool)
+        for key, log in self.unmatched.logs.items():
+            for segment in log.segments:
+                due = segment.where(segment.time_us <= floor_us)
+                if not key.is_named:
+                    _, entries = resolver.watchers.find(due.group_keys, due.group_hash)
+                    may_match[resolver.watchers.rows_of(entries)] = True
+                elif len(due) and resolver.rows.ids.chunks:
+                    ids = split_pairs(due.group_keys)[0].cast(resolver.rows.ids.chunks[0].type)
+                    named = [as_bools(pc.is_in(chunk, value_set=ids)) for chunk in resolver.rows.ids.chunks]
+                    may_match |= np.concatenate(named)
+        return may_match
+
+
+def covered(n: int, low: Int64s, high: Int64s) -> Bools:
+    """Flag the places in one of the ranges ``low[i] .. high[i] - 1``, (n,) bool."""
+    depth = np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1)
+    return np.cumsum(depth[:-1]) > 0
 
 
 class ShardEvents:

@@ -30,8 +30,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     is_first,
 )
 from spark_purgatory.core.arrays.times import saturating_add
-from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values
-from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values, value_ranks
 
 FORGET_FLOOR = 1024  # events below which a pass to forget single ones does not pay
 

@@ -41,7 +41,7 @@ KEYED, VALUED, COUNTED, ADDING, LEVELLED, AT_DEADLINE = (
     for what in ("by_key", "values", "whole", "adds_up", "levels", "at_deadline")
 )
 NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in (*COUNTED, *VALUED))  # rules that need a number
-SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62  # within these, sums of doubles are exact in every digit (`exact_sums`)
+SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62  # within these, sums of doubles are exact in every digit (`numbers`)
 
 
 @dataclass(frozen=True)

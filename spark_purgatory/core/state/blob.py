@@ -11,7 +11,7 @@ Layout, little endian::
     32  .. body, coded in seven bits a byte: Arrow IPC streams, each after its length (8 bytes)
 
 The first stream is one row: JSON metadata and all arrays (`encodings`), one after the other. Tables (payload chunks,
-keys) are mostly arrays too (`table_encoding`); their other columns are one stream per table. Arrow alone decodes 70 %
+keys) are mostly arrays too (`encodings`); their other columns are one stream per table. Arrow alone decodes 70 %
 of single-bit flips silently. CRC-32 finds every flip and every truncation. It is for accidents, not for attacks:
 whoever can write the checkpoint is trusted.
 
@@ -35,10 +35,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.spec.engine_spec import MOVES
-from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
+from spark_purgatory.core.state.encodings import (
+    Arrays,
+    Encoding,
+    Values,
+    join_bytes,
+    join_table,
+    pack,
+    split_bytes,
+    split_table,
+    streams_of,
+    unpack,
+)
 from spark_purgatory.core.state.frame import CHECKSUM, checked_body, decoding, read_header
-from spark_purgatory.core.state.payload_schema import check_layout
-from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
+from spark_purgatory.core.state.payload import check_layout
 from spark_purgatory.errors import StateMismatchError
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,9 +18,8 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_BITS, ROW_MASK, B
 from spark_purgatory.core.arrays.times import tick_up_ms
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.operation_table import extra_columns
+from spark_purgatory.core.engine.operation_table import TIMES, extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.engine.payload import TIMES
 from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
@@ -31,10 +30,9 @@ from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
 from spark_purgatory.core.state import event_snapshot
 from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
+from spark_purgatory.core.state.encodings import Arrays
 from spark_purgatory.core.state.frame import decoding
-from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
-from spark_purgatory.core.state.payload_schema import matched
-from spark_purgatory.core.state.table_encoding import Arrays
+from spark_purgatory.core.state.payload import Comparison, StoredPayload, matched
 from spark_purgatory.errors import LimitError, StateMismatchError
 
 Numbers = dict[str, int]

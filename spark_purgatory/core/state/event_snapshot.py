@@ -1,7 +1,7 @@
 """Events in a snapshot: segments of logs as arrays and tables, and the columns of events that outcomes carry.
 
 Each segment has a table of these columns. A query that keeps other columns matches them by name, like the operations'
-own columns (`payload_evolution`). A column that the query no longer names is dropped, because nothing else reads it. A
+own columns (`payload`). A column that the query no longer names is dropped, because nothing else reads it. A
 new one is null in events from before. So a query that orders events by value has to wait until none of these counts.
 """
 
@@ -16,9 +16,8 @@ from spark_purgatory.core.arrays.sorted_runs import ROW_BITS
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import Tables
-from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
-from spark_purgatory.core.state.payload_schema import sent
-from spark_purgatory.core.state.table_encoding import Arrays
+from spark_purgatory.core.state.encodings import Arrays
+from spark_purgatory.core.state.payload import Comparison, StoredPayload, sent
 
 UNVALUED = (
     "evidence_order='value': the checkpoint has events without their values, because outcomes carried none when they "

@@ -28,7 +28,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
 from spark_purgatory.core.state.frame import decoding, read_frame, write_frame
-from spark_purgatory.core.state.payload_schema import check_layout
+from spark_purgatory.core.state.payload import check_layout
 from spark_purgatory.core.state.shard_head import ShardHead, read_head
 from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
 

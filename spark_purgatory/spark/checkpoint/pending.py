@@ -12,11 +12,11 @@ from pyspark.sql import types as T
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
-from spark_purgatory.core.state.payload_schema import conform, matched
+from spark_purgatory.core.state.payload import conform, matched
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, rows_of_states, shard_states, told_by_states
-from spark_purgatory.spark.operator.payload import arrow_schema, merged_texts, schema_text, spark_types
+from spark_purgatory.spark.operator.carried import arrow_schema, merged_texts, schema_text, spark_types
 
 
 @refuses_wrong_calls

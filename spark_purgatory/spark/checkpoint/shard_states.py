@@ -25,10 +25,8 @@ from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableEr
 from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
-from spark_purgatory.spark.storage.own_session import moved, own_session
-from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
-from spark_purgatory.spark.storage.storage_access import absolute
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, moved, own_session, settings, told
+from spark_purgatory.spark.storage.storage_access import absolute, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 BLOB_HOST = "applyInPandasWithState"

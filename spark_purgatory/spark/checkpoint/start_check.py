@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
@@ -24,10 +25,10 @@ from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint import shard_states as stored
-from spark_purgatory.spark.checkpoint.local_disk import without_processes
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint
 from spark_purgatory.spark.heartbeat import write_newest
 from spark_purgatory.spark.host import requirements
+from spark_purgatory.spark.host.requirements import FILE_MANAGER, HADOOP_LOCAL_FILES, KEEPS_OLD_FILES
 from spark_purgatory.spark.operator.inputs import input_name
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
@@ -217,3 +218,25 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     if is_remote():  # The sink's functions run there with the session's settings of that time.
         raise ConfigError(requirements.other_format(version))
     return wanted | {FORMAT_VERSION: version}
+
+
+_SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
+LOCAL_CHECKPOINT = {
+    FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{_SINCE_4_1}{KEEPS_OLD_FILES}",
+    HADOOP_LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
+    f"{HADOOP_LOCAL_FILES}.disable.cache": "true",  # The session may have opened Hive's local storage before.
+}
+
+
+def without_processes(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return settings of a start; none if the checkpoint is elsewhere, or the session has chosen how to write it."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None or not told(spark, "spark.master").startswith("local"):
+        return {}
+    try:
+        conf = cast("Any", spark)._jsparkSession.sessionState().newHadoopConf()
+        is_local = jvm.org.apache.hadoop.fs.Path(checkpoint).getFileSystem(conf).getUri().getScheme() == "file"
+        is_chosen = any(conf.get(name) is not None for name in LOCAL_CHECKPOINT)
+    except Exception:  # A vendor's session may not let Python ask.
+        return {}
+    return LOCAL_CHECKPOINT if is_local and not is_chosen else {}

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
-from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
+from spark_purgatory.core.state.payload import conform, conform_batch, plain, sent
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 from spark_purgatory.spark.placement import shard_label
 

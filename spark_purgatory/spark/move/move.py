@@ -7,7 +7,8 @@ The steps are below. Until the last one, the file ``metadata`` contains only `UN
 error that quotes it, so a query cannot start from half of a checkpoint.
 
 1. Write `UNFINISHED`. Export the tables (`tables`).
-2. Import them, in one micro-batch of the query's own operator, with a checkpoint of its own below the new one.
+2. Import them: a streaming query with a noop sink and the query's own operator reads them in one micro-batch, with a
+   checkpoint of its own below the new one.
 3. Put its state files where the old query's next micro-batch looks for them, under its number.
 4. Copy the old query's sources, staged rows, commits and offsets. The last of them get the settings of the new state
    store and the names of its states.
@@ -21,24 +22,115 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
+import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from spark_purgatory.config.declared import refuses_wrong_calls
-from spark_purgatory.core.state.engine_snapshot import refuse
+from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.core.state.engine_snapshot import refuse, save
 from spark_purgatory.errors import BugError, ConfigError
-from spark_purgatory.spark.move.files import Files, reaching
-from spark_purgatory.spark.move.import_state import import_tables
-from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
-from spark_purgatory.spark.move.survey import Survey, survey
-from spark_purgatory.spark.move.tables import kept_operations, write_tables
+from spark_purgatory.spark.checkpoint.gauges import gauges
+from spark_purgatory.spark.checkpoint.start_check import store_settings
+from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
+from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
+from spark_purgatory.spark.host.exchange import by_shard, exchanged
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, check_log_host
+from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.move.old_checkpoint import Files, OldCheckpoint, check_target, conf_of, reaching
+from spark_purgatory.spark.move.tables import (
+    COUNTS,
+    SIDES,
+    Importing,
+    Manifest,
+    Survey,
+    kept_operations,
+    survey,
+    with_hashes,
+    write_tables,
+)
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED, body_of, with_body
-from spark_purgatory.spark.storage.storage_access import absolute
+from spark_purgatory.spark.storage.query_start import started
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, told
+from spark_purgatory.spark.storage.storage_access import absolute, literal
+
+ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # One file has a partition's state, and the moved checkpoint gives it the number of its own micro-batch.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
+
+
+def import_tables(
+    spark: SparkSession,
+    folder: str,
+    manifest: Manifest,
+    old: OldCheckpoint,
+    *,
+    query: Query,
+    partitions: int,
+    at: str,
+) -> int:
+    """Make a query's state of an export's tables, in a checkpoint ``at`` a path, and return the waiting operations.
+
+    `RecordAccumulator.write_stream` can start a query on any state. Another start has the session's format, so the
+    states keep that of the old checkpoint unless the session has a newer one.
+    """
+    kept = {} if old.has_staging else _as_before(spark, old, query.host)
+    importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
+    groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
+    if query.host == LOG_HOST:
+        check_log_host(spark)
+        from spark_purgatory.spark.move.import_log_host import log_host_imports
+
+        results = log_host_imports(groups, importing)
+    else:
+        results = blob_hosted(groups, _blob_function(importing))
+    writer = results.writeStream.format("noop").trigger(availableNow=True)
+    forced = {**ONE_BATCH, PARTITIONS: str(partitions)}
+    started(writer, spark, at, decide=lambda: store_settings(spark, kept), forced=forced).awaitTermination()
+    return int(gauges(spark, checkpoint=at)["pending"])
+
+
+def _as_before(spark: SparkSession, old: OldCheckpoint, host: str) -> dict[str, str]:
+    if "RocksDB" in old.provider or host == LOG_HOST:
+        version = max(old.state_format, told(spark, FORMAT_VERSION) or "1")
+        return {FORMAT_VERSION: version, PROVIDER: old.provider if "RocksDB" in old.provider else ROCKSDB}
+    return {FORMAT_VERSION: "1", PROVIDER: old.provider}
+
+
+def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:
+    path = f"{folder}/{name}"
+    schema = spark.read.parquet(literal(path)).schema
+    rows = spark.readStream.schema(schema).parquet(literal(path))
+    if name == COUNTS:
+        # The first shard is made even if nothing waits in it, because it remembers the counts.
+        hashed = rows.select(F.lit(0).cast("bigint").alias("route"), F.lit(0).cast("timestamp").alias("guarded"))
+    else:
+        hashed = with_hashes(name, rows, query.route, query.spec.key_prefix, query.spec.id_prefix)
+    to_all = name == "events" and query.route == "id"
+    return exchanged(hashed, SIDES[name], query.shards, to_all)
+
+
+def _blob_function(importing: Importing) -> StreamFunction:
+    def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        prepare_worker()
+        engine = importing.engine(key, rows_in(frames))
+        blob = save(engine, importing.shards or 0)
+        state.update((blob,))
+        set_timeout(state, engine.next_due_ms())
+        yield frame_of(nothing(len(blob)))
+
+    return on_group
+
 
 LOG = logging.getLogger(__name__)
 WORK = "_moving"  # The folder of the tables and of the import, below the new checkpoint

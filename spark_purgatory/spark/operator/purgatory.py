@@ -30,8 +30,16 @@ from spark_purgatory.spark.host.calls import BATCH_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, unpacker
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator import field_types
+from spark_purgatory.spark.operator.carried import (
+    arrow_schema,
+    carried_schema,
+    columns_of,
+    event_fields,
+    evidence_of,
+    with_nullable_voids,
+)
 from spark_purgatory.spark.operator.event_times import instant_ms
-from spark_purgatory.spark.operator.evidence import carried_schema, event_fields, evidence_of
+from spark_purgatory.spark.operator.field_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.inputs import (
     Fields,
     Markers,
@@ -40,8 +48,6 @@ from spark_purgatory.spark.operator.inputs import (
     operations_input,
     payload_sources,
 )
-from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
-from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.operator.query_watch import ticks, warn_inside_foreach_batch, watch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 

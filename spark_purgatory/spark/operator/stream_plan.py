@@ -29,9 +29,8 @@ from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.payload import schema_of, schema_text
-from spark_purgatory.spark.storage.own_session import moved, own_session
-from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.operator.carried import schema_of, schema_text
+from spark_purgatory.spark.storage.spark_access import moved, own_session, settings
 
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"  # A frame's plan, then a node with a unique name
 IN_FULL: Mapping[str, str] = {  # The settings with which EXPLAIN leaves nothing out of a plan

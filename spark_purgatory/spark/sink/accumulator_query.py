@@ -20,7 +20,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.target import Target
-from spark_purgatory.spark.storage.own_session import own_session
+from spark_purgatory.spark.storage.spark_access import own_session
 
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200  # A minute for the last micro-batch to notice that its query was stopped.

@@ -30,8 +30,8 @@ from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.target import Target
-from spark_purgatory.spark.storage.own_session import own_session
 from spark_purgatory.spark.storage.query_start import Decide, started
+from spark_purgatory.spark.storage.spark_access import own_session
 from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)

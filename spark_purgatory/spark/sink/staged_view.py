@@ -21,7 +21,7 @@ from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
-from spark_purgatory.spark.storage.own_session import own_session
+from spark_purgatory.spark.storage.spark_access import own_session
 
 TRIES = 5
 

@@ -17,8 +17,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import START_OVER, ConfigError, StorageError, sentence_of
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, STRICT_FILES
+from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"

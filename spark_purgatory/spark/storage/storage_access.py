@@ -1,4 +1,10 @@
-"""Reads and writes that find out if a table or a path exists and can be written, without an error in the log."""
+"""Reads and writes that find out if a table or a path exists and can be written, without an error in the log.
+
+Spark logs a stack trace for every missing path that is read, and Spark Connect a second one for the error. So a folder
+that may be missing is read together with an *anchor*, a small file or folder that exists: in a read with two paths
+Spark does not look for the output of a file sink. The caller drops the anchor's rows by its path. Arguments and results
+of `beside` and `in_checkpoint` are patterns, which `literal` makes of paths.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,26 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config.places import split_uri
-from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+
+GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
+
+
+def literal(path: str) -> str:
+    """Return a path without characters that are wildcards to Spark's readers."""
+    return GLOB_CHARACTERS.sub(r"\\\1", path)
+
+
+def beside(folder: str, anchor: str, *wanted: str) -> list[str]:
+    """Return paths of ``wanted`` below a folder, which may be missing, and of ``anchor``, which exists."""
+    return [f"{folder}/{anchor}", f"{folder}/{{{','.join((anchor, *wanted))}}}"]
+
+
+def in_checkpoint(folder: str, *wanted: str) -> list[str]:
+    """Return paths of ``wanted`` in the checkpoint of a query that has begun, and of Spark's file ``metadata``."""
+    return beside(folder, "metadata", *wanted)
+
 
 DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures", "numFiles")
 _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)|\[DELTA_MISSING_DELTA_TABLE\]")

@@ -25,7 +25,7 @@ from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.storage.checkpoint_files import moved_to, next_batch
-from spark_purgatory.spark.storage.own_session import copied_session
+from spark_purgatory.spark.storage.spark_access import copied_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 

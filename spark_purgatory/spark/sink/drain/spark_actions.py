@@ -34,8 +34,8 @@ from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
-from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_access import literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, lasting_remedy, writing
 
 DRAIN_QUERY = {

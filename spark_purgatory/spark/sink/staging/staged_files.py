@@ -31,9 +31,8 @@ from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
-from spark_purgatory.spark.storage.storage_access import back_ticked
+from spark_purgatory.spark.storage.storage_access import back_ticked, in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
 
 MOST_ADDED = 50  # A chain of a thousand additions ends a task with StackOverflowError.

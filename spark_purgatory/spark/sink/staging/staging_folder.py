@@ -23,9 +23,8 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config.places import split_uri
 from spark_purgatory.errors import START_OVER, StagingError
 from spark_purgatory.spark.sink.staging.pieces import epoch_path
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, STRICT_FILES, settings
-from spark_purgatory.spark.storage.storage_access import write_line, write_nothing
+from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal, write_line, write_nothing
 from spark_purgatory.spark.storage.storage_errors import writing
 
 FORMAT = 1  # Of an entry.

@@ -12,9 +12,8 @@ from spark_purgatory.spark.sink.table.delta_history import COLUMNS, whole_histor
 from spark_purgatory.spark.sink.table.history import LOOKED_AT
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names
 from spark_purgatory.spark.sink.table.target import SpecialColumns
-from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text, write_nothing
+from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 # A table's property under this prefix, without ``delta.``, is the session's default for new tables.

@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config.places import Place
 from spark_purgatory.errors import MAX_SAID, START_OVER, ConfigError, StagingError, StorageError, sentence_of
 from spark_purgatory.spark.storage.checkpoint_files import Damage
-from spark_purgatory.spark.storage.paths import beside, literal
-from spark_purgatory.spark.storage.storage_access import write_line
+from spark_purgatory.spark.storage.storage_access import beside, literal, write_line
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
