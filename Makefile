@@ -112,7 +112,7 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 	@$(BIN)/python -m benchmarks.waits_picture $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
-	EVERY_CASE=1 HISTORIES=100000 $(BIN)/python -m pytest tests/unit/test_sink_protocol.py
+	EVERY_CASE=1 $(BIN)/python -m pytest tests/unit/test_sink_protocol.py
 	EVERY_CASE=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.iceberg -m slow $(PYTEST_ARGS)
 

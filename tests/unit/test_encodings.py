@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,51 +76,3 @@ def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int)
     if split:
         planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
         assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
-
-
-TEXTS = st.text(max_size=5)
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.tuples(st.none() | TEXTS, TEXTS), max_size=9), min_size=1, max_size=3))
-def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> None:
-    schema = pa.schema(
-        [
-            pa.field("maybe", pa.string()),
-            pa.field("text", pa.string(), nullable=False, metadata={"kept": "yes"}),
-            ("bytes", pa.binary()),
-            ("time", pa.timestamp("us", "UTC")),
-            ("number", pa.float64()),
-            ("maybe_number", pa.int64()),
-            ("list", pa.list_(pa.string())),
-            ("nothing", pa.null()),
-        ]
-    )
-    batches = []
-    for chunk in chunks:
-        columns = {
-            "maybe": [maybe for maybe, _ in chunk],
-            "text": [text for _, text in chunk],
-            "bytes": [str(text).encode() for _, text in chunk],
-            "time": list(range(len(chunk))),
-            "number": [float("nan")] * len(chunk),
-            "maybe_number": [None if maybe is None else len(maybe) for maybe, _ in chunk],
-            "list": [[text] for _, text in chunk],
-            "nothing": [None] * len(chunk),
-        }
-        whole = pa.RecordBatch.from_arrays(
-            [pa.array(columns[field.name], field.type) for field in schema], schema=schema
-        )
-        batches += [whole, whole.slice(len(chunk) // 2)]
-    arrays: Arrays = {"another": np.zeros(1)}
-    rest = split_table("t", batches, arrays)
-    has_null = any(batch.column("maybe_number").null_count for batch in batches)
-    assert rest[0].schema.names == [*["maybe_number"] * has_null, "list", "nothing"]
-    again = join_table("t", rest, arrays)
-    for batch, other in zip(again, batches, strict=True):
-        assert batch.schema.equals(other.schema, check_metadata=True)
-        # NaN is not equal to itself.
-        assert batch.drop_columns("number").equals(other.drop_columns("number"))
-        assert np.isnan(batch.column("number").to_numpy()).all() and len(batch) == len(other)
-        batch.validate(full=True)
-    assert list(arrays) == ["another"], "what is left"

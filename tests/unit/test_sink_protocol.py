@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import time
 from collections import Counter
@@ -39,7 +38,6 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.sink_world import (
     AGAIN,
     BESIDE,
-    LARGE,
     SMALL,
     WORLDS,
     World,
@@ -198,30 +196,6 @@ def test_the_end_of_a_run_takes_what_is_full_or_has_lingered_since_an_earlier_ru
     assert world.in_table() <= world.every()
     WorldSender(world).take(None, flush=True)
     assert world.in_table() == world.every()
-
-
-HISTORIES = int(os.environ.get("HISTORIES", "200"))
-
-
-def test_random_histories_of_crashes_replays_that_differ_and_failing_commits_lose_and_double_nothing() -> None:
-    """Up to five crashes one after the other, each at a random failpoint; replays of every kind."""
-    crashes = 0
-    for seed in range(HISTORIES):
-        draw = random.Random(seed)
-        name = draw.choice(sorted(WORLDS))
-        world = made(name, draw.choice(BESIDE))
-        for _ in range(draw.randrange(1, 6)):
-            world.again = draw.choice(AGAIN)
-            world.commit_fails = draw.choices(["absent", "arrived", ""], k=draw.randrange(3))
-            crashes += bool(crashed(world, draw.randrange(24)))
-            if draw.random() < 0.3:
-                world.arrive()
-            if world.committed == len(world.batches) and draw.random() < 0.5:
-                world.batches.append((world.batches[-1][0], draw.choice([SMALL, LARGE, {}])))
-        run(world)
-        assert world.in_table() == world.every(), f"seed {seed}, {name}"
-    assert crashes > HISTORIES
-    print(f"{HISTORIES:,} histories, {crashes:,} crashes: 0 rows lost, 0 doubled")
 
 
 def test_a_drain_takes_what_is_ripe_alone_though_it_notes_another_version_of_the_columns() -> None:
