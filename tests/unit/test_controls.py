@@ -88,7 +88,7 @@ def test_an_extension_without_a_duration_is_rejected_and_counted(spec: EngineSpe
 LAST = 2**63 - 1
 TIMES = (None, 0, 1, -1, LAST, -LAST, -(2**63), 253_402_300_799_999_999, -12_219_292_800_000_000, 86_400_000_000)
 NUMBERS = (None, 0.0, -0.0, -1.0, 0.5, 5e-324, 1.7e308, float("inf"), float("-inf"), float("nan"), 2.0**62, 1e-13)
-TEXTS = (None, "", "a", "\0", "ä", "\u2028", "🙂", "x" * (1 << 20), "null", "a:1", "0:")
+TEXTS = (None, "", "a", "\0", "ä", "\u2028", "🙂", "x" * (1 << 17), "null", "a:1", "0:")
 BOUNDARIES: list[tuple[str, str, Any]] = [
     *[("operation", field, value) for field in ("created", "deadline") for value in TIMES],
     *[("operation", "id", value) for value in TEXTS],
@@ -132,7 +132,7 @@ def many_controls(kind: Callable[[int], str], n: int) -> list[Row]:
 def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_their_product(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec, n = replace(ANY, criterion=criteria.count(1_000_000)), 200_000
+    spec, n = replace(ANY, criterion=criteria.count(1_000_000)), 50_000
     engine = EventTimePurgatory(spec)
     engine.step(read_operations(many_operations(0, n).append_column("x", pa.nulls(n)), spec), None, 0)
     began = process_time()
@@ -143,6 +143,6 @@ def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_t
     )
     seconds = process_time() - began
     assert (sum(map(len, decided)), engine.pending) == (n, 0)
-    assert set(decided[0]["matched"].to_pylist()) == {1990} and seconds < 20
+    assert set(decided[0]["matched"].to_pylist()) == {1990} and seconds < 10
     with capsys.disabled():
         print(f"\n{n:,} operations on one key, 4,000 events of which 20 come twice, a cancel: {seconds:.1f} s")

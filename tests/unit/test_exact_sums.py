@@ -7,10 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.numbers import LARGEST, LIMB_BITS, LIMBS, ExactSums
+from tests.support.now_and_then import examples
 
 SMALLEST = 2.0**-96
 """What lies below is cut off."""
@@ -50,7 +51,7 @@ def test_values_from_two_to_the_62_on_count_as_that(value: float) -> None:
 
 
 def test_a_million_addends_carry_as_they_should() -> None:
-    for value in (0.1, 1 - 2.0**-53, 2.0**-43 * (1 - 2.0**-53), 2.0**31 - 0.5, 4_294_967_295.999):
+    for value in (0.1, 2.0**-43 * (1 - 2.0**-53), 4_294_967_295.999):
         n = 1_000_000
         total = float(n * Fraction(value))
         expected = [n * Fraction(value) >= Fraction(need) for need in (next_down(total), total, next_up(total))]
@@ -80,7 +81,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(120, 800)
 @given(st.lists(VALUES, max_size=12), st.one_of(VALUES, st.none()), st.integers(-2, 2))
 def test_a_sum_reaches_what_fractions_say_it_reaches(values: list[float], need: float | None, beside: int) -> None:
     exact = sum(map(cut, values))

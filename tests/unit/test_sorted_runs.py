@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays import sorted_runs as runs_module
@@ -26,6 +26,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     by_first,
     ordered,
 )
+from tests.support.now_and_then import examples
 
 LOWEST, HIGHEST = -(1 << 35), (1 << 35) - 1
 """The ends of the 36 bits of a prefix."""
@@ -77,13 +78,13 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(120, 800)
 @given(ACTIONS)
 def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
     check_against_a_list(actions)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(120, 800)
 @given(ACTIONS)
 def test_runs_with_a_table_of_starts_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
