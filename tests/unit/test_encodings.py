@@ -15,12 +15,9 @@ from spark_purgatory.core.state.encodings import (
     PLAIN,
     SPLIT_FLOOR,
     WIDEST,
-    Arrays,
     join_bytes,
-    join_table,
     pack,
     split_bytes,
-    split_table,
     streams_of,
     unpack,
 )
