@@ -38,7 +38,8 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 test: java $(STAMP) ## Lint, types and the tests that belong to every change: 15 minutes on two cores
-	@$(BIN)/python -m tests.support.measured $(MAKE) --no-print-directory lint test-only
+	@$(BIN)/python -m tests.support.measured --beside "$(MAKE) --no-print-directory lint" \
+	  $(MAKE) --no-print-directory test-only
 
 test-only: java $(STAMP) ## The tests of `make test`; PYTEST_ARGS=tests/unit/test_engine.py: those alone, in seconds
 	$(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS) --durations 15 $(PYTEST_ARGS)

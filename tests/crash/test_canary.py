@@ -70,10 +70,10 @@ def test_a_limit_of_the_purgatory_names_no_payload(spark: SparkSession) -> None:
     assert CANARY not in "".join(traceback.format_exception(raised.value))
 
 
-@pytest.mark.parametrize("name", ["a`b", "t; DROP TABLE t", "it's", "a.b.c.d", "x\ny", "../t", "t" * 4096])
-def test_a_hostile_table_name_is_refused_before_anything_is_written(stream: Stream, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^table(=| has )"):
-        RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+def test_a_hostile_table_name_is_refused_before_anything_is_written(stream: Stream) -> None:
+    for name in ("a`b", "t; DROP TABLE t", "it's", "a.b.c.d", "x\ny", "../t", "t" * 4096):
+        with pytest.raises(ConfigError, match=r"^table(=| has )"):
+            RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     assert not stream.checkpoint.exists()
 
 

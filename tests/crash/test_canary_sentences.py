@@ -164,7 +164,7 @@ SCENES: tuple[Callable[[Scene], tuple[BaseException, str]], ...] = (
 )
 
 
-OFTEN = (a_cast, a_cast_on_the_way_to_the_sink, a_function_given_to_foreach_batch, a_constraint_of_a_table)
+OFTEN = (a_cast_on_the_way_to_the_sink, a_function_given_to_foreach_batch)
 
 
 @pytest.mark.parametrize("play", each_commit(SCENES, lambda play: play in OFTEN), ids=lambda play: play.__name__)

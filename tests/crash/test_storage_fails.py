@@ -11,7 +11,7 @@ import psutil
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_purgatory.errors import PurgatoryError, StorageError
+from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.sink.drain import failpoints
 from tests.support.sink_queries import accumulator, staged_files
 from tests.support.sink_streams import Stream, every
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 FULL_AT = {
-    "before stage": r"StagingError: a micro-batch could not be staged in ",
+    "before stage": r"StagingError: (entry schema=\w+ could not be written|a micro-batch could not be staged in) ",
     "before intend": r"StagingError: entry intent=\d could not be written",
     "before commit": r"BufferExhaustedError: table .* took nothing for max_block",
     "before clean up": r"StagingError: entry done=\d could not be written",
@@ -79,14 +79,3 @@ def test_a_drain_that_fails_is_logged_with_its_cause_and_the_next_attempt_and_so
     caplog.clear()
     assert stream.run(stream.rows()).numbers() == every(1)
     assert any("drain 0 was not committed" in line for line in caplog.messages)
-
-
-def test_a_staging_folder_that_cannot_be_made_is_named(stream: Stream) -> None:
-    stream.checkpoint.mkdir()
-    in_the_way = stream.checkpoint / "staging"
-    in_the_way.write_text("a file", encoding="utf-8")
-    stream.add(1)
-    with pytest.raises(StorageError, match=r"checkpoint=.* cannot be written: .* Parent path is not a directory"):
-        stream.run(stream.rows())
-    in_the_way.unlink()
-    assert stream.run(stream.rows()).numbers() == every(1)

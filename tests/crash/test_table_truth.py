@@ -109,6 +109,7 @@ def sql(stream: Stream, statement: str) -> None:
     stream.spark.sql(statement.replace("TABLE T", f"TABLE delta.`{stream.folder / 'table'}`"))
 
 
+@pytest.mark.long
 def test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version_of_that_hour(stream: Stream) -> None:
     """Delta keeps the numbers of the drains that it took back, and would skip the next ones."""
     stream.add(1).run(stream.rows()).add(1).run(stream.rows())
@@ -149,12 +150,14 @@ def meddled(stream: Stream, failpoint: str, meddle: Callable[[], object]) -> Str
     return stream
 
 
+@pytest.mark.long
 def test_a_restore_between_a_commit_and_its_read_back_has_the_drain_written_again(stream: Stream) -> None:
     meddled(stream, "after commit", lambda: sql(stream, "RESTORE TABLE T TO VERSION AS OF 0"))
     assert stream.numbers() == every(2)
     assert stream.add(1).run(stream.rows()).numbers() == every(3)
 
 
+@pytest.mark.long
 def test_a_table_that_was_replaced_under_a_drain_is_restored_as_the_error_says_and_gets_the_rows(
     stream: Stream,
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_table_that_was_replaced_under_a_drain_is_restored_as_the_error_says_a
     assert stream.run(stream.rows()).numbers() == every(2)
 
 
+@pytest.mark.long
 def test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back(stream: Stream) -> None:
     table, aside = stream.folder / "table", stream.folder / "aside"
     with pytest.raises(TableLostError, match="Bring the earlier table back from a copy and start again"):

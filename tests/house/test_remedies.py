@@ -27,8 +27,8 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_file_of_sparks_own_is_named": (
             "bring it back from a copy",
             "Bring the folder back from a copy",
+            "or remove {}: Spark then runs",
         ),
-        "test_a_commit_that_is_damaged_may_be_removed": ("or remove {}: Spark then runs",),
         "test_a_metadata_file_that_names_another_query_is_named": ("write that id into it",),
         "test_an_intent_that_was_removed_is_named": (
             "If the entry was removed, bring it back",

@@ -102,22 +102,6 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     assert gauges(spark, checkpoint=checkpoint)["pending"] == 0
 
 
-@pytest.mark.long
-def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_decided(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    sources = Sources(tmp_path)
-    for batch in range(3):
-        sources.add(batch)
-    sources.close()
-    second = shipped("transformWithState", watermark="0 seconds")
-    with settings(spark, STATE_STORE_SETTINGS):
-        rows = sources.run(spark, second)
-    expected = [row.asDict() for row in sources.outcomes(spark, False, second).collect()]
-    assert multiset(rows, "id", "wait_ms") == multiset(expected, "id", "wait_ms")
-    assert all(row["ship_late"] for row in rows)
-
-
 def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     sources = Sources(tmp_path)
     sources.add(0)

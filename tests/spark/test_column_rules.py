@@ -59,6 +59,7 @@ def test_types_and_names_that_a_new_table_takes(spark: SparkSession, tmp_path: P
     assert refusal(rows.limit(0), tmp_path / "table") == ""
 
 
+@pytest.mark.long
 def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: Path) -> None:
     for number, value in enumerate(listed(NOT_TAKEN)):
         rows = spark.range(1).selectExpr("id", f"{value} AS c")
@@ -92,6 +93,7 @@ def test_columns_that_partition_no_table(spark: SparkSession, tmp_path: Path) ->
     assert list(unfit(spark.range(1).schema, ["id"])) and refusal(spark.range(1), tmp_path / "all", ["id"])
 
 
+@pytest.mark.long
 def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("DROP TABLE IF EXISTS rules")
     spark.sql(f"CREATE TABLE rules ({TABLE}) USING delta LOCATION '{tmp_path / 'table'}'")

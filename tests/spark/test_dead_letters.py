@@ -115,6 +115,7 @@ def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
     assert letters(spark, tmp_path) == first + second
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_letters_whose_checkpoint_was_left_without_their_table_come_again(spark: SparkSession, tmp_path: Path) -> None:
     """A fresh start forgot that checkpoint: the letters were missing, and the job ended with Spark's PATH_NOT_FOUND."""
@@ -133,6 +134,7 @@ def test_letters_whose_checkpoint_was_left_without_their_table_come_again(spark:
     assert summary is not None and summary.conserved and summary.tally.received == 2
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_names_that_the_catalog_forgot_end_no_job_without_their_remedy(spark: SparkSession, tmp_path: Path) -> None:
     config = job(tmp_path, dead_letters={"table": "letters"})

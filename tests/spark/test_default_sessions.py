@@ -119,6 +119,7 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     assert report["stateOperators"][0]["numRowsTotal"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", [KEEPS_OLD_FILES, *now_and_then("FileContextBasedCheckpointFileManager")])
 def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     bare: SparkSession, tmp_path: Path, chosen: str
@@ -195,6 +196,7 @@ def test_what_the_session_has_set_itself_stays(bare: SparkSession, tmp_path: Pat
     assert f'\n    spark.conf.set("{PROVIDER}", "{ROCKSDB}")\n' in str(error.value)
 
 
+@pytest.mark.long
 def test_queries_that_start_in_several_threads_have_each_their_own(bare: SparkSession, tmp_path: Path) -> None:
     landings = {shards: landed(tmp_path / str(shards)) for shards in (1, 3)}
     found: dict[int, set[int]] = {}

@@ -11,11 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import gauges
-from spark_purgatory.core.state.blob import read_blob, read_metadata
-from spark_purgatory.errors import ConfigError, StateCorruptError, StateUnreadableError
+from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.schema import COUNTERS
 from tests.support.connect_runs import land, run_child
-from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
@@ -98,15 +96,3 @@ def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> Non
     assert "is not a checkpoint" in seen["before"]
     assert (seen["after"]["pending"], seen["after"]["shards"]) == (6, 1)
     assert seen["pending"] == {str(n): "0 of 1" for n in range(4, 10)}
-
-
-def test_facts_are_read_and_damage_is_refused() -> None:
-    blob = GOLDEN.read_bytes()
-    assert read_metadata(blob) == read_blob(blob, GOLDEN_SHARDS)[0]
-    for place in range(0, len(blob), 97):
-        flipped = bytearray(blob)
-        flipped[place] ^= 1
-        with pytest.raises(StateCorruptError):
-            read_metadata(bytes(flipped))
-    with pytest.raises(StateCorruptError):
-        read_metadata(blob[:-1])

@@ -182,9 +182,7 @@ def measure(spark: SparkSession, lane: Lane) -> None:
         pending(spark, checkpoint=str(lane.landing.checkpoint)).schema  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("count", "runs"), [(3, 2), pytest.param(8, 3, marks=pytest.mark.long)], ids=["three", "eight"]
-)
+@pytest.mark.parametrize(("count", "runs"), [(2, 2), pytest.param(8, 3, marks=pytest.mark.long)], ids=["two", "eight"])
 def test_each_query_is_as_if_it_were_alone_and_the_users_settings_are_untouched(
     bare: SparkSession, tmp_path: Path, count: int, runs: int
 ) -> None:
@@ -207,6 +205,7 @@ def test_each_query_is_as_if_it_were_alone_and_the_users_settings_are_untouched(
         lane.check(bare)
 
 
+@pytest.mark.long
 def test_a_spark_that_does_not_show_a_querys_session_gets_the_settings_for_the_moment_of_the_start(
     bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory import RecordAccumulator, metrics, monitor
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
@@ -123,6 +124,7 @@ def said_as_rows(said: str, table: dict[str, int]) -> None:
     assert re.search(rf"^..:..:.. drain 1 ended after .+: {sum(table.values())} rows in \d files?$", said, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_reporter_that_raises_does_not_stop_the_query(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +150,7 @@ def ran(query: StreamingQuery) -> list[Any]:
     return [progress for progress in query.recentProgress if "addBatch" in progress.durationMs]
 
 
-@pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after its end"])
+@pytest.mark.parametrize("ended", [*now_and_then(False), True], ids=["while it runs", "after its end"])
 def test_micro_batches_that_ended_before_the_monitor_are_counted_once(
     spark: SparkSession, tmp_path: Path, ended: bool
 ) -> None:

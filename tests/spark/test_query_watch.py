@@ -18,6 +18,7 @@ from spark_purgatory.spark.host.requirements import NO_DATA, POLICY
 from spark_purgatory.spark.monitoring.monitor import offset_of
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
@@ -48,7 +49,7 @@ def test_many_late_rows_are_warned_of_once(
     assert "Give the late input a longer delay (watermark=)" in said and "are between 2024-05-01T12:10:00.000Z" in said
 
 
-@pytest.mark.parametrize("computes", [False, True])
+@pytest.mark.parametrize("computes", [False, *now_and_then(True)])
 def test_a_function_of_foreach_batch_that_computes_nothing_is_named(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, computes: bool
 ) -> None:

@@ -121,22 +121,6 @@ def status_of(landing: Landing) -> list[str]:
     return asked.stdout.splitlines()
 
 
-@pytest.mark.long
-def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSession, tmp_path: Path) -> None:
-    landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("a", 3), event("x", 4)])
-    sink = RecordAccumulator(path=str(tmp_path / "table"), **HOUR)
-    outcomes = purgatory().resolve(*landing.frames(spark))
-    query = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"processingTime": "1 second"})
-    while not (landing.checkpoint / "commits" / "1").exists():
-        assert query.isActive
-        time.sleep(0.05)
-    query.stop()
-    report = read_report(spark, str(landing.checkpoint), sink)
-    assert (report.in_table, report.summary.by_status, report.gauges["pending"]) == (0, {"COMPLETED": 1}, 1)
-    assert "0 rows are in the table, 1 are staged for it." in page(report)
-    assert status_of(landing)[-1] == "Staged: 1 rows wait for their file"
-
-
 def command(*words: str) -> Any:
     """In this process, whose session it finds."""
     return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})

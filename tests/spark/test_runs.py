@@ -28,11 +28,7 @@ from tests.support.streams import EVENTS, OPERATIONS, Host, Landing
 
 pytestmark = pytest.mark.spark
 
-CASES = [
-    ("applyInPandasWithState", "early"),
-    ("transformWithState", "final"),
-    *now_and_then(("applyInPandasWithState", "final"), ("transformWithState", "early")),
-]
+CASES = [("applyInPandasWithState", "early"), *now_and_then(("transformWithState", "final"))]
 Hour = tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]
 IN_TURN: list[Hour] = [
     ([operation("o0", 0, 10)], []),
@@ -99,6 +95,7 @@ def test_inputs_that_bring_rows_in_turn_have_the_outcomes_of_one_run_over_all_fi
     assert one.watermark == runs.watermark
 
 
+@pytest.mark.long
 def test_a_run_killed_before_sparks_commit_is_repeated_with_the_newest_times_of_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -133,6 +130,7 @@ def test_an_input_that_is_said_to_be_complete_until_a_time_holds_the_watermark_t
         settings_to_start(given.resolve(*runs.frames(spark), checkpoint="/other"), str(runs.checkpoint))
 
 
+@pytest.mark.long
 def test_runs_share_a_file_of_the_table_if_their_ends_leave_rows_staged(spark: SparkSession, tmp_path: Path) -> None:
     runs, path = Hours(tmp_path), str(tmp_path / "table")
     sink = RecordAccumulator(path=path, drain_at_end=False, linger="1 day", delivery_timeout="1 day")
@@ -149,6 +147,7 @@ def test_runs_share_a_file_of_the_table_if_their_ends_leave_rows_staged(spark: S
     assert len(rows.inputFiles()) == 1
 
 
+@pytest.mark.long
 def test_both_purgatories_of_a_query_take_over_the_newest_times(spark: SparkSession, tmp_path: Path) -> None:
     first, second = Hours(tmp_path / "first"), Hours(tmp_path / "second")
     paid = purgatory(host="transformWithState", emit="final", name="payments")

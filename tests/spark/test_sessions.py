@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -182,6 +181,7 @@ def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrup
     assert outcomes(spark, landing) == straight
 
 
+@pytest.mark.long
 def test_times_without_a_zone_are_refused_in_another_zone_and_go_on_when_it_is_set_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -204,41 +204,6 @@ def test_times_without_a_zone_are_refused_in_another_zone_and_go_on_when_it_is_s
         [outcome] = landing.run(spark, by_key)
     assert (outcome["id"], outcome["status"]) == ("o", "COMPLETED")
     assert microseconds(outcome["resolved_at"]) == microseconds(datetime(2024, 10, 27, 23, tzinfo=UTC))
-
-
-@pytest.mark.long
-def test_a_select_in_another_order_works_and_renamed_columns_and_other_types_are_refused(
-    spark: SparkSession, tmp_path: Path, straight: Counter[str]
-) -> None:
-    landing = Landing(tmp_path, wide=True)
-    for batch in batches()[:2]:
-        landing.add(*batch)
-    run(spark, landing)
-    for batch in batches()[2:]:
-        landing.add(*batch)
-
-    def replaced(old: str, new: str) -> tuple[str, ...]:
-        assert any(old in column for column in PAYLOAD)
-        return tuple(column.replace(old, new) for column in PAYLOAD)
-
-    for columns, session, said in (
-        (
-            replaced("string) as text", "binary) as text"),
-            {},
-            "column 'text' is string in the checkpoint and binary in the query",
-        ),
-        (
-            replaced("row as row)", "row as line)"),
-            {},
-            "'list.element.row' is in the checkpoint and not in the query, and 'list.element.line' of the same type",
-        ),
-        (replaced("as place", "as Place"), {CASE: "true"}, "'place' is in the checkpoint .* 'Place' .*caseSensitive"),
-    ):
-        with settings(spark, session), pytest.raises(StreamingQueryException, match=said):
-            run(spark, landing, columns)
-    swapped = replaced("created as at, row as row", "row as ROW, created as at")
-    run(spark, landing, (*swapped[::-1],))
-    assert outcomes(spark, landing) == straight
 
 
 def test_two_columns_of_one_name_are_an_error_that_names_them(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.support.measured COMMAND ...`: run it, and print wall and CPU seconds of it and all it starts.
+"""`python -m tests.support.measured [--beside "OTHER ..."] COMMAND ...`: run it, and print wall and CPU seconds of all.
 
 CPU seconds tell what a change costs, for they hardly depend on what else the machine does.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -18,15 +19,16 @@ ADOPT_ORPHANS = 36
 PATIENCE_SECONDS = 20
 
 
-def measured(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command; returns its exit code and what it took."""
+def measured(command: Sequence[str], beside: Sequence[str] = ()) -> tuple[int, str]:
+    """Run a command, and another one next to it; returns the exit code, not 0 if one failed, and what they took."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
     began, cpu_began = time.monotonic(), cpu_of_children()
-    code = subprocess.call(command)
+    other = subprocess.Popen(beside) if beside else None
+    codes = [subprocess.call(command), other.wait() if other else 0]
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     _wait_for_orphans()
-    return code, f"{minutes} min {seconds} s, {cpu_of_children() - cpu_began:.0f} CPU seconds"
+    return max(codes, key=abs), f"{minutes} min {seconds} s, {cpu_of_children() - cpu_began:.0f} CPU seconds"
 
 
 def cpu_of_children() -> float:
@@ -46,6 +48,7 @@ def _wait_for_orphans() -> None:
 
 
 if __name__ == "__main__":
-    exit_code, took = measured(sys.argv[1:])
-    print(f"{' '.join(sys.argv[1:])}: {took}", flush=True)
+    beside, command = ([], sys.argv[1:]) if sys.argv[1] != "--beside" else (shlex.split(sys.argv[2]), sys.argv[3:])
+    exit_code, took = measured(command, beside)
+    print(f"{' '.join(command)}: {took}", flush=True)
     sys.exit(exit_code)
