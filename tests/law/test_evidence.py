@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.arrays.value_column import number_ranks
 from spark_purgatory.core.engine import evidence, relevant_events, resolver
 from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.engine.relevant_events import EvaluationInput
 from spark_purgatory.core.engine.resolver import Resolutions
-from spark_purgatory.core.events import event_log
-from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.spec.engine_spec import Orphans
@@ -149,12 +146,6 @@ def keys_forgotten(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def tie_to_the_later(patch: pytest.MonkeyPatch) -> None:
-    """Of equal values the last in the order of events is the largest."""
-    by_value = Deliveries.by_value
-    patch.setattr(Deliveries, "by_value", lambda self: by_value(self.take(np.arange(len(self))[::-1])))
-
-
 def largest_of_all(patch: pytest.MonkeyPatch) -> None:
     """The largest event is that of all operations, and not of each."""
 
@@ -162,11 +153,6 @@ def largest_of_all(patch: pytest.MonkeyPatch) -> None:
         return self.take(np.flatnonzero(self._sizes() == self._sizes().max(initial=0)))
 
     patch.setattr(Deliveries, "only_largest", largest)
-
-
-def no_value_is_the_largest(patch: pytest.MonkeyPatch) -> None:
-    """An event without a value goes before those that have one."""
-    patch.setattr(evidence, "number_ranks", lambda column: (ranks := number_ranks(column)) + 99 * (ranks == 0))
 
 
 def after_the_deadline(patch: pytest.MonkeyPatch) -> None:
@@ -194,29 +180,6 @@ def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def lost_at_a_merge(patch: pytest.MonkeyPatch) -> None:
-    """Segments that are merged lose the columns of the older."""
-    merge = event_log._merge
-
-    def merged(older: EventSegment, newer: EventSegment) -> EventSegment:
-        if older.columns is None:
-            return merge(older, newer)
-        return merge(replace(older, columns=pa.nulls(len(older), older.columns.type)), newer)
-
-    patch.setattr(event_log, "_merge", merged)
-
-
-def mixed_up_by_forgetting(patch: pytest.MonkeyPatch) -> None:
-    """Columns stay where they are when events are forgotten."""
-    where = EventSegment.where
-
-    def kept(self: EventSegment, chosen: Any) -> EventSegment:
-        left = where(self, chosen)
-        return left if left.columns is None else replace(left, columns=self.columns.slice(0, len(left)))
-
-    patch.setattr(EventSegment, "where", kept)
-
-
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     bug.__name__: bug
     for bug in (
@@ -224,14 +187,10 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         redelivered_twice,
         behind_the_resolution,
         keys_forgotten,
-        tie_to_the_later,
         largest_of_all,
-        no_value_is_the_largest,
         after_the_deadline,
         events_of_another,
         lost_at_a_snapshot,
-        lost_at_a_merge,
-        mixed_up_by_forgetting,
     )
 }
 SEES = {"redelivered_twice": 3, "keys_forgotten": 15, "after_the_deadline": 7}

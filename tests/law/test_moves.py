@@ -12,18 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_purgatory.core.engine.deduplication import Deduplication
-from spark_purgatory.core.engine.event_time_purgatory import Completion
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
-from spark_purgatory.core.state.export import ids_table, operations_table
+from spark_purgatory.core.state.export import operations_table
 from spark_purgatory.errors import BugError
 from tests.support import moves
 from tests.support.engine_driver import Shards, multiset
 from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_time, spec_of, split_orphans
 from tests.support.moves import moved
-from tests.support.now_and_then import examples, now_and_then
+from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide
 from tests.support.splits import Batch, splits
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
@@ -143,27 +141,6 @@ def keeps_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "most_of_any_shard", lambda events, shard: events)
 
 
-def forgets_who_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Deduplication, "make_undecided", lambda self, rows, hashes: None)
-
-
-def forgets_ids_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(engine: Any, names: list[str]) -> pa.Table | None:
-        table = operations_table(engine, names)
-        at = None if table is None else table.column_names.index("id_until_us")
-        return table if at is None else table.set_column(at, "id_until_us", pa.nulls(len(table), pa.int64()))
-
-    monkeypatch.setattr(moves, "operations_table", without)
-
-
-def forgets_ids_of_what_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "ids_table", lambda engine: ids_table(engine).slice(0, 0))
-
-
-def arms_every_row_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Completion, "due_us", lambda self, resolutions: resolutions.deadline_us)
-
-
 def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(engine: Any, names: list[str]) -> pa.Table | None:
         table = operations_table(engine, names)
@@ -173,20 +150,7 @@ def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "operations_table", without)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        keeps_every_copy,
-        counts_from_the_created_time,
-        *now_and_then(
-            forgets_who_is_undecided,
-            forgets_ids_of_what_waits,
-            forgets_ids_of_what_ended,
-            arms_every_row_at_its_deadline,
-        ),
-    ],
-    ids=lambda plant: getattr(plant, "__name__", None),
-)
+@pytest.mark.parametrize("plant", [keeps_every_copy, counts_from_the_created_time])
 def test_a_planted_bug_is_seen(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(60):
         rng, world, _ = draw(seed, "mixed", seed % 2 == 0, kinds=KINDS, worlds=4)
