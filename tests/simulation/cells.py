@@ -216,9 +216,14 @@ def of_check(name: str, host: str) -> Scenario:
     query = Query(spec, host, 2, check.several, 2)
     if check.is_chained:
         second = EngineSpec(
-            Criterion(CHAINED_RULE, 1), identity_width=2, operation_ids=True, event_ids=True, columns=COLUMNS
+            Criterion(CHAINED_RULE, 1),
+            identity_width=2,
+            operation_ids=True,
+            event_ids=True,
+            columns=COLUMNS,
+            clock_delay_ms=DELAY_MS,
         )
-        query = query._replace(host="log", then=Query(second, host, 3, False, 2, DELAY_MS))
+        query = query._replace(host="log", then=Query(second, host, 3, False, 2))
     return Scenario(
         name=f"{name} {len(world.operations)}",
         query=query,

@@ -66,10 +66,13 @@ class Query(NamedTuple):
     shards: int
     several: bool
     partitions: int
-    delay_ms: int = 0
-    """How far its clock is behind Spark's watermark, as that of a chain's second purgatory is."""
     then: Query | None = None
     """The second purgatory of a chain; the first is on the log host."""
+
+    @property
+    def delay_ms(self) -> int:
+        """How far its clock is behind Spark's watermark, as that of a chain's second purgatory is."""
+        return self.spec.clock_delay_ms
 
 
 class Rows(NamedTuple):
@@ -218,9 +221,7 @@ def blob_task(query: Query, states: States, sent: Mapping[int, Sent], watermark_
 def _blob_call(query: Query, sent: Sent, blob: bytes | None, watermark_ms: int) -> tuple[dict[str, Any], BlobState]:
     state = GroupState(blob, watermark_ms)
     frame = pd.DataFrame({"side": [side for side, _ in sent], "blob": [each for _, each in sent]})
-    (result,) = stream_function(query.spec, query.shards, None, query.delay_ms)(
-        (0,), iter([frame] if sent else []), state
-    )
+    (result,) = stream_function(query.spec, query.shards)((0,), iter([frame] if sent else []), state)
     assert state.blob is not None
     return {str(name): result[name][0] for name in result}, BlobState(state.blob, state.timeout_ms)
 
@@ -264,7 +265,7 @@ class Host(LogHost):
     """The processor of one attempt."""
 
     def __init__(self, query: Query, worker: Worker, reach: Callable[[str], None]) -> None:
-        super().__init__(query.spec, LogHostOptions(query.shards, 1 << 30, None, query.delay_ms))
+        super().__init__(query.spec, LogHostOptions(query.shards, 1 << 30))
         self.worker, self.reach = worker, reach
 
     def reached(self, failpoint: str) -> None:

@@ -14,7 +14,8 @@ from spark_purgatory import STATE_STORE_SETTINGS, Completions, Operations, Purga
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
-from tests.support.stream_rows import event, operation, purgatory
+from tests.support.now_and_then import now_and_then
+from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Host, Landing
 
 BATCHES = 6
@@ -100,6 +101,24 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
         "of the last purgatory in the query"
     )
     assert gauges(spark, checkpoint=checkpoint)["pending"] == 0
+
+
+@pytest.mark.parametrize("host", ["transformWithState", *now_and_then("applyInPandasWithState")])
+def test_what_waits_in_the_second_is_measured_at_its_own_watermark(
+    spark: SparkSession, tmp_path: Path, host: Host
+) -> None:
+    sources = Sources(tmp_path)
+    # The query's watermark is at minute 100. The order is paid at 35, and waits until 45.
+    sources.first.add([operation("o", 30, 50), operation("next", 100, 200)], [event("o", 35), event("nobody", 100)])
+    sources.second.add([], [event("nobody", 100)])
+    with settings(spark, STATE_STORE_SETTINGS):
+        sources.run(spark, shipped(host))
+        found = gauges(spark, checkpoint=str(sources.first.checkpoint))
+        [waits] = pending(spark, checkpoint=str(sources.first.checkpoint), prefix="waits_").collect()
+    minutes = int(at(0).timestamp() * 1000), 60_000
+    assert (found["pending"], found["watermark_ms"]) == (1, minutes[0] + 40 * minutes[1])
+    assert found["next_due_ms"] == minutes[0] + 45 * minutes[1]
+    assert (waits["waits_age_ms"], waits["waits_remaining_ms"]) == (5 * minutes[1], 5 * minutes[1])
 
 
 def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ HEAD = ShardHead(
     log_bytes=123,
     snapshot_bytes=456,
     timer_ms=789,
-    gauges={"oldest_us": None, "next_due_ms": 789, "watched": 2},
+    gauges={"oldest_us": None, "next_due_ms": 789, "watched": 2, "clock_delay_ms": 0},
     tally={"received": 3, "by_status": [0, 1, 0, 0, 0, 0, 0]},
 )
 

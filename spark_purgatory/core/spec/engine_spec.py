@@ -43,7 +43,8 @@ EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestam
 class EngineSpec:
     """The settings and columns of an engine. Equal specs read each other's state.
 
-    ``control_events`` and ``evidence`` are not part of the fingerprint: they may change at any restart.
+    ``control_events``, ``evidence`` and ``clock_delay_ms`` are not part of the fingerprint: they may change at any
+    restart.
     """
 
     criterion: Criterion | ByRow
@@ -69,6 +70,7 @@ class EngineSpec:
     zone: str | None = None  # the session's time zone, if created, deadline or time is without one and is read in it
     evidence: Evidence | None = None  # None: outcomes carry no events
     event_columns: pa.Schema | None = field(default=None, hash=False)  # the columns kept of events besides key and time
+    clock_delay_ms: int = 0  # how far its clock is behind the query's watermark: the delay of `outcomes_of`
     removed_columns: tuple[str, ...] = ()  # columns that the query gives up (`Operations.removed_columns`)
     max_pending: int = 10_000_000  # a shard's waiting operations: at 100 bytes each, more than a state store can write
     max_state_bytes: int = 1 << 30  # of one shard: a JVM array ends at 2 GiB, and two versions are on the heap

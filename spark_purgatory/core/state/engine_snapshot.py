@@ -371,8 +371,12 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
     """Return facts about the waiting operations, so that nobody needs to decode the state for them."""
-    watched = engine.purgatory.watchers.watched
-    return {"oldest_us": engine.oldest_us(), "next_due_ms": engine.next_due_ms(), "watched": watched}
+    return {
+        "oldest_us": engine.oldest_us(),
+        "next_due_ms": engine.next_due_ms(),
+        "watched": engine.purgatory.watchers.watched,
+        "clock_delay_ms": engine.spec.clock_delay_ms,
+    }
 
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
+from spark_purgatory.spark.host.calls import clock_behind
 
 
 class Gauges(TypedDict):
@@ -41,7 +42,12 @@ NEWEST = ("newest_operation", "newest_event")
 UNKNOWN = ("oldest_created_ms", "next_due_ms", *(f"{name}_ms" for name in NEWEST), "batch_id")
 """They are None before the first micro-batch, and the others 0."""
 SUMS = ("received", "decided", "pending", "watched", "state_bytes")
-OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms", *(f"{name}_us" for name in NEWEST))
+LARGEST = {
+    "largest_shard_pending": "pending",
+    "largest_shard_state_bytes": "state_bytes",
+    "clock_delay_ms": "clock_delay_ms",
+}
+OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms", "clock_delay_ms", *(f"{name}_us" for name in NEWEST))
 
 
 @refuses_wrong_calls
@@ -64,8 +70,9 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
           which the next outcome is due. Both are in milliseconds since 1970, and None while nothing waits.
         - ``newest_operation_ms``, ``newest_event_ms``: the newest times of both inputs, None before the first. Less its
           delay, the earlier one holds the watermark.
-        - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
-          before the first is committed, when all other values are 0 or None.
+        - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. With ``outcomes_of`` it is less the
+          delay of that input. ``batch_id``: its number, None before the first is committed, when all other values are 0
+          or None.
 
     Raises:
         ConfigError: There is no checkpoint, or its query has no purgatory.
@@ -84,13 +91,13 @@ def counted(states: ShardStates | None) -> tuple[Gauges, int, int]:
     row = states.heads.mapInArrow(_of_shards, ", ".join(f"{name} bigint" for name in OF_SHARDS)).agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in SUMS),
         F.count("*").alias("shards"),
-        F.coalesce(F.max("pending"), F.lit(0)).alias("largest_shard_pending"),
-        F.coalesce(F.max("state_bytes"), F.lit(0)).alias("largest_shard_state_bytes"),
+        *(F.coalesce(F.max(of), F.lit(0)).alias(name) for name, of in LARGEST.items()),
         F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
         F.min("next_due_ms").alias("next_due_ms"),
         *(F.floor(F.max(f"{name}_us") / 1000).alias(f"{name}_ms") for name in NEWEST),
     )
-    found = {**collected(row)[0].asDict(), "watermark_ms": states.watermark_ms, "batch_id": states.batch_id}
+    found = {**collected(row)[0].asDict(), "batch_id": states.batch_id}
+    found["watermark_ms"] = clock_behind(states.watermark_ms, found.pop("clock_delay_ms"))
     received, decided = found.pop("received"), found.pop("decided")
     return cast("Gauges", found), received, decided
 

@@ -16,6 +16,7 @@ from spark_purgatory.core.state.payload import conform, matched
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, rows_of_states, shard_states, told_by_states
+from spark_purgatory.spark.host.calls import clock_behind
 from spark_purgatory.spark.operator.carried import arrow_schema, merged_texts, schema_text, spark_types
 
 
@@ -54,7 +55,7 @@ def pending(
         - ``created_at``, ``deadline_at`` (timestamp): the deadline includes the extensions so far.
         - ``held_until`` (timestamp), if the criterion is met and ``emit="final"`` still waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): the time since it was created and until its deadline, measured at the
-          query's watermark in the micro-batch, not by the wall clock; null before there is one.
+          watermark in the micro-batch (`gauges`), not by the wall clock; null before there is one.
         - ``events`` (array of struct), if outcomes carry events: the first 100 of those that count so far.
 
     Raises:
@@ -124,7 +125,8 @@ def waiting_rows(
     engine, names = inspect(state.blob())
     if not engine.pending:
         return
-    waiting = Waiting(engine, watermark_ms * 1000 if watermark_ms > 0 else None)
+    clock_ms = clock_behind(watermark_ms, state.metadata()["gauges"]["clock_delay_ms"])
+    waiting = Waiting(engine, clock_ms * 1000 if clock_ms > 0 else None)
     payload = waiting.payload()
     order, _ = matched(names, schema.names)
 

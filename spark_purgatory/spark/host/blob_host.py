@@ -32,20 +32,18 @@ def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
     return groups.applyInPandasWithState(function, calls.RESULT_DDL, "blob binary", "append", timeout)
 
 
-def stream_function(
-    spec: EngineSpec, shards: int, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
-) -> StreamFunction:
+def stream_function(spec: EngineSpec, shards: int, broadcast: calls.Broadcast | None = None) -> StreamFunction:
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG001
         prepare_worker()
-        clock_ms = calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms)
+        clock_ms = calls.clock_behind(state.getCurrentWatermarkMs(), spec.clock_delay_ms)
         step = calls.step_of(calls.rows_in(frames), clock_ms, broadcast)
         engine = restore(spec, state.get[0], shards) if state.exists else EventTimePurgatory(spec)
         before = calls.counts_of(engine.outcomes.tally)
         outcomes = take_step(engine, step)
         blob = save(engine, shards)
         state.update((blob,))
-        set_timeout(state, engine.next_due_ms(), clock_delay_ms)
+        set_timeout(state, engine.next_due_ms(), spec.clock_delay_ms)
         yield _result(outcomes, calls.added(engine.outcomes.tally, before), len(blob))
         end_task(len(blob) + step.size)
 

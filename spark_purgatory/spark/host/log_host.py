@@ -42,7 +42,6 @@ class LogHostOptions:
     shards: int
     max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
-    clock_delay_ms: int = 0  # How far the engines' clock is behind Spark's watermark
 
 
 class LogHost(StatefulProcessor):
@@ -67,7 +66,7 @@ class LogHost(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         """Take a shard's operations and events."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
-        clock_ms = calls.clock_behind(watermark_ms, self._options.clock_delay_ms)
+        clock_ms = calls.clock_behind(watermark_ms, self._spec.clock_delay_ms)
         sent = ((row["side"], row["blob"]) for row in rows)
         yield self._call(calls.step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
 
@@ -78,7 +77,7 @@ class LogHost(StatefulProcessor):
         if self._expired_bytes > self.most_expired_bytes:
             self._postpone(watermark_ms, fired_ms)
             return
-        step = Step(calls.clock_behind(watermark_ms, self._options.clock_delay_ms))
+        step = Step(calls.clock_behind(watermark_ms, self._spec.clock_delay_ms))
         row = self._call(step, watermark_ms, fired_ms)
         self._expired_bytes += len(row["blob"] or b"")
         yield row
@@ -119,7 +118,7 @@ class LogHost(StatefulProcessor):
         if answer is None:
             answer = self._step_cold(head, request, is_new=stored is None)
         self.reached("after step")
-        timer_ms = calls.timer_of(answer.due_ms, watermark_ms, self._options.clock_delay_ms)
+        timer_ms = calls.timer_of(answer.due_ms, watermark_ms, self._spec.clock_delay_ms)
         written = self._write(head, entry, request, answer, timer_ms)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)

@@ -28,7 +28,7 @@ class ImportingHost(LogHost):
         prepare_worker()
         engine = self._importing.engine(key, ((row["side"], row["blob"]) for row in rows))
         blob = save(engine, self._options.shards)
-        timer_ms = timer_of(engine.next_due_ms(), 0, self._options.clock_delay_ms)
+        timer_ms = timer_of(engine.next_due_ms(), 0, self._spec.clock_delay_ms)
         self._snapshot.update((blob,))
         head = replace(
             self._new_head(),

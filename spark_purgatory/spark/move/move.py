@@ -126,7 +126,7 @@ def _blob_function(importing: Importing) -> StreamFunction:
         engine = importing.engine(key, rows_in(frames))
         blob = save(engine, importing.shards or 0)
         state.update((blob,))
-        set_timeout(state, engine.next_due_ms())
+        set_timeout(state, engine.next_due_ms(), engine.spec.clock_delay_ms)
         yield frame_of(nothing(len(blob)))
 
     return on_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
 
@@ -310,7 +310,10 @@ class Purgatory(PurgatoryOptions):
             case_sensitive=case_sensitive,
             zone=zone,
         )
-        spec, schema = plan.spec, plan.schema
+        # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.
+        sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
+        spec = replace(plan.spec, clock_delay_ms=max((watermark_ms(side) for side in sides), default=0))
+        schema = plan.schema
         if operations.isStreaming:
             watch(self, operations)
         left = operations_input(given, spec, plan.several_keys, markers)
@@ -357,20 +360,17 @@ class Purgatory(PurgatoryOptions):
         return Markers(heartbeats, newest, until_ms)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
-        # Outcomes of another purgatory have no watermark of their own whose delay could leave room for late ones.
-        sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
-        clock_delay_ms = max((watermark_ms(side) for side in sides), default=0)
         groups = by_shard(packed)
         if self.host == LOG_HOST:
             # The check comes first, because the import needs protobuf.
             check_log_host(packed.sparkSession)
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 
-            options = LogHostOptions(self.shards, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
+            options = LogHostOptions(self.shards, self.bytes_of("max_warm_bytes"), sent)
             results = log_hosted(groups, LogHost(spec, options), PandasLogHost(spec, options))
         else:
             check_blob_host(packed.sparkSession)
-            results = blob_hosted(groups, stream_function(spec, self.shards, sent, clock_delay_ms))
+            results = blob_hosted(groups, stream_function(spec, self.shards, sent))
         # In a micro-batch that touches no shard a sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
         try:

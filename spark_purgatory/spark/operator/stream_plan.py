@@ -63,6 +63,7 @@ AS_IT_IS = (
     "sources",
     "texts",
     "zone",
+    "clock_delay_ms",
     "removed_columns",
     "deadline_is_sum",
     "control_events",
