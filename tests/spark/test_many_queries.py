@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import RecordAccumulator, gauges, monitor, pending
 from spark_purgatory.config.purgatory_options import LOG_HOST
@@ -26,6 +27,7 @@ from spark_purgatory.spark.storage import query_start
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, own_session, settings
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, LawStream, law_stream
+from tests.support.sink_queries import wait_until
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark
@@ -63,11 +65,17 @@ class Lane:
         written = [row.asDict() for row in spark.read.format("delta").load(str(self.landing.outcomes)).collect()]
         assert multiset(written, *COLUMNS) == +self.stream.expected(self.landing.last_watermark_us)
         last = self.landing.last_batch
-        conf = json.loads((self.landing.checkpoint / "offsets" / str(last)).read_text().splitlines()[1])["conf"]
+        conf = conf_of(self.landing.checkpoint, last)
         commit = (self.landing.checkpoint / "commits" / str(last)).read_text()
         partitions = 3 if self.state_format == "1" else min(self.stream.shards, CORES)
         assert (conf[PARTITIONS], conf[PROVIDER]) == (str(partitions), ROCKSDB)
         assert ("2" if '"stateUniqueIds":{"' in commit else "1") == self.state_format
+
+
+def conf_of(checkpoint: Path, batch_id: int) -> dict[str, str]:
+    """The settings that a checkpoint keeps of a micro-batch."""
+    kept: dict[str, str] = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[1])["conf"]
+    return kept
 
 
 @pytest.fixture
@@ -199,8 +207,8 @@ def test_each_query_is_as_if_it_were_alone_and_the_users_settings_are_untouched(
         run_all(bare, lanes, workers=count, runs=runs)
     assert not untouched
     assert not [f"{type(error).__name__}: {str(error)[:500]}" for error in raised]
-    conf = json.loads((tmp_path / "own" / "offsets" / "0").read_text().splitlines()[1])["conf"]
-    assert conf[PARTITIONS] == "200"
+    last = max(int(path.name) for path in (tmp_path / "own" / "offsets").iterdir() if path.name.isdigit())
+    assert conf_of(tmp_path / "own", last)[PARTITIONS] == "200"
     for lane in lanes:
         lane.check(bare)
 
@@ -217,6 +225,27 @@ def test_a_spark_that_does_not_show_a_querys_session_gets_the_settings_for_the_m
     assert not query_start._Starting.works
     lane.check(bare)
     assert settings_of(bare) == before
+
+
+def test_a_checkpoint_that_began_without_its_settings_is_refused(
+    bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that is not called, and a first micro-batch that is planned before the query is stopped."""
+    stopped = StreamingQuery.stop
+
+    def stop(query: StreamingQuery) -> None:
+        wait_until(lambda: lane.landing.last_batch >= 0, query)
+        stopped(query)
+
+    monkeypatch.setattr(query_start._Starting, "works", True)
+    monkeypatch.setattr(query_start._Starting, "onQueryStarted", lambda *_: None)
+    [lane] = lanes_of(bare, tmp_path, 1)
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="began with the session's settings"):
+        patched.setattr(StreamingQuery, "stop", stop)
+        lane.run(bare, everything=True)
+    lane.landing.checkpoint, lane.landing.outcomes = tmp_path / "new", tmp_path / "table"
+    lane.run(bare, everything=True)
+    lane.check(bare)
 
 
 def test_what_reads_in_a_session_of_its_own_leaves_the_users_as_the_active_one(bare: SparkSession) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_purgatory.errors import START_OVER, ConfigError
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
 
@@ -42,7 +43,7 @@ def started(
     """Start a query with settings of its own.
 
     ``decide`` returns those that it gets where the session has chosen none, or refuses to have one. The format of a
-    checkpoint and the ``forced`` ones replace the session's.
+    checkpoint and the ``forced`` ones replace the session's. Raises ConfigError if a new checkpoint began without them.
     """
     writer = writer.option("checkpointLocation", checkpoint)
     if _Starting.works and not is_remote():
@@ -57,6 +58,12 @@ def started(
         query.stop()
         _Starting.works = False
         LOG.debug("this Spark does not show a query's session: %s", listener.fault)
+        if listener.is_new and listener.has_begun():
+            raise ConfigError(
+                f"checkpoint={checkpoint!r} began with the session's settings, which it keeps, and without those of "
+                f"its query, because this Spark does not show a query's session ({listener.fault}). The query was "
+                f"stopped. The next start sets them in another way: {START_OVER}"
+            )
     with _starting:
         chosen = _chosen(spark, decide(), forced)
         refused = {name for name in chosen.keys() - (forced or {}).keys() if not _takes(spark, name, chosen[name])}
@@ -87,7 +94,9 @@ class _Starting(QueryListener):
         self._spark, self._wanted = cast("Any", spark), wanted
         path = self._spark._jvm.org.apache.hadoop.fs.Path(checkpoint)
         conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        self._root = path.getFileSystem(conf).makeQualified(path)
+        self._files = path.getFileSystem(conf)
+        self._root = self._files.makeQualified(path)
+        self.is_new = not self.has_begun()
 
     def onQueryStarted(self, event: Any) -> None:
         """Change the query's own session, if it is the query of our checkpoint; end the query if that fails."""
@@ -110,6 +119,10 @@ class _Starting(QueryListener):
             threading.Thread(target=query.stop, daemon=True).start()
             while query.isActive():
                 time.sleep(0.01)
+
+    def has_begun(self) -> bool:
+        """Return True if the checkpoint has a micro-batch, and with it settings that it keeps."""
+        return bool(self._files.exists(self._spark._jvm.org.apache.hadoop.fs.Path(self._root, "offsets/0")))
 
     def _renew_logs(self, execution: Any, session: Any) -> None:
         kind = execution.getClass()
