@@ -35,7 +35,13 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     checkpoint = str(landing.checkpoint)
     with pytest.raises(ConfigError, match="is not a checkpoint"):
         gauges(spark, checkpoint=checkpoint)
-    landing.add([operation(f"o{i}", deadline=300) for i in range(100)], [event("x", 1)])
+    # The oldest operation and the one that is due first are in two shards.
+    hashes = spark.range(4, 9).select(F.xxhash64(F.concat(F.lit("o"), "id"))).collect()
+    shards = [each[0] % 2**64 % 3 for each in hashes]
+    other = 4 + next(i for i, shard in enumerate(shards) if shard != shards[0])
+    times = {"o4": {"created": -1}, f"o{other}": {"deadline": 250}}
+    waiting = [operation(name, **({"deadline": 300} | times.get(name, {}))) for name in (f"o{i}" for i in range(100))]
+    landing.add(waiting, [event("x", 1)])
     landing.add([], [event("o3", 2)])
     landing.add([], [])
     landing.add([operation("late", 3, 400)], [])
@@ -50,8 +56,8 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     found = gauges(spark, checkpoint=checkpoint)
     assert found["pending"] == sum(change["pending_change"] for change in changes) == 100
     assert found["shards"] == 3
-    assert found["oldest_created_ms"] == int(at(0).timestamp() * 1000)
-    assert found["next_due_ms"] == int(at(300).timestamp() * 1000)
+    assert found["oldest_created_ms"] == int(at(-1).timestamp() * 1000)
+    assert found["next_due_ms"] == int(at(250).timestamp() * 1000)
     assert 100 / 3 <= found["largest_shard_pending"] < 100
     assert 100 <= found["watched"] <= 101
     assert (found["batch_id"], found["watermark_ms"]) == (progress[-1]["batchId"], int(at(2).timestamp() * 1000))
