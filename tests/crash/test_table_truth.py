@@ -106,12 +106,18 @@ def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_at_every
 
 
 def sql(stream: Stream, statement: str) -> None:
-    stream.spark.sql(statement.replace("TABLE T", f"TABLE delta.`{stream.folder / 'table'}`"))
+    name = stream.sink.options.table or f"delta.`{stream.folder / 'table'}`"
+    stream.spark.sql(statement.replace("TABLE T", f"TABLE {name}"))
 
 
 @pytest.mark.long
-def test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version_of_that_hour(stream: Stream) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version_of_that_hour(
+    stream: Stream, by_name: bool
+) -> None:
     """Delta keeps the numbers of the drains that it took back, and would skip the next ones."""
+    if by_name:
+        stream.sink = RecordAccumulator(table="of_that_hour")
     stream.add(1).run(stream.rows()).add(1).run(stream.rows())
     newest, copy = stream.checkpoint, stream.folder / "copy"
     shutil.copytree(newest, copy)
@@ -129,6 +135,7 @@ def test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version
     assert stream.run(stream.rows()).numbers() == every(4)
     assert stream.sink.read(stream.spark, staged=True, checkpoint=str(copy)).count() == 40
     assert stream.add(1).run(stream.rows()).numbers() == every(5)
+    stream.spark.sql("DROP TABLE IF EXISTS of_that_hour")
 
 
 def meddled(stream: Stream, failpoint: str, meddle: Callable[[], object]) -> Stream:
