@@ -50,7 +50,7 @@ def stream_function(spec: EngineSpec, shards: int, broadcast: calls.Broadcast | 
     return on_group
 
 
-def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None:
+def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int) -> None:
     """Have Spark call the shard when its engine is next due. A timeout fires once the watermark is beyond it."""
     timer_ms = calls.timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
     if timer_ms is not None:
