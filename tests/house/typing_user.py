@@ -1,4 +1,7 @@
-"""A user's file: mypy --strict accepts it, and refuses the wrong uses in `test_typing`."""
+"""A user's file, which `make lint` reads: mypy --strict accepts it, and refuses each wrong use at its end.
+
+A wrong use that were accepted would have an ignore that is not used, which is an error too.
+"""
 
 from __future__ import annotations
 
@@ -60,3 +63,18 @@ def rule() -> criteria.Criterion | criteria.ByRow:
 
 def tested(purgatory: Purgatory) -> list[dict[str, object]]:
     return PurgatoryTester(purgatory).step(operations=[{"order_id": 1}])
+
+
+def refused(right: Operations, completions: Completions, query: AccumulatorQuery) -> None:
+    Operations(id="a", keys="b", created="c", timeouts="1 s")  # type: ignore[call-arg]
+    Operations(keys="b", created="c", timeout="1 s")  # type: ignore[call-arg]
+    Operations(id=3, keys="b", created="c", timeout="1 s")  # type: ignore[arg-type]
+    Completions(key="k", time=4)  # type: ignore[arg-type]
+    RecordAccumulator(path="p", batch_size=5.5)  # type: ignore[arg-type]
+    RecordAccumulator(path="p", linger=True)  # type: ignore[arg-type]
+    criteria.quorum("2")  # type: ignore[arg-type]
+    RecordAccumulator(path="p").write_stream(1, checkpoint="c")  # type: ignore[arg-type]
+    query.recent  # type: ignore[attr-defined]  # noqa: B018
+    query.stop(True, 2)  # type: ignore[call-arg]
+    Purgatory(operations=1, completions=2, criterion=3)  # type: ignore[arg-type]
+    Purgatory(operations=right, completions=completions, criterion=criteria.any_key(), emit="last")  # type: ignore[arg-type]
