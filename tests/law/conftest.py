@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_purgatory.core.engine import deduplication, orphans
+from spark_purgatory.core.engine import deduplication, shard_events
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.kafka import purgatory, timing_wheel
 
 FLOORS = [
-    *((module, "FORGET_FLOOR") for module in (event_log, orphans, deduplication)),
+    *((module, "FORGET_FLOOR") for module in (event_log, shard_events, deduplication)),
     (purgatory, "COMPACT_FLOOR"),
     (timing_wheel, "DROP_FLOOR"),
     (timing_wheel, "REBASE_FLOOR"),
