@@ -34,7 +34,7 @@ REST = """
 | `name`<br>text (await_completion) | The query's name, in logs and metrics. |
 | `checkpoint`<br>text (required) | The query's checkpoint. |
 | `trigger`<br>`processingTime: 10 seconds` (default), `availableNow: true` | When a micro-batch starts. |
-| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | Where [metrics](metrics.md) go. |
+| `metrics`<br>`prometheus_port`, `opentelemetry`, `gauges_every` | Where [metrics](metrics.md) go. |
 | `dead_letters`<br>`path` or `table`, `format`, `checkpoint` | A table of [rows that cannot be read](operations.md). |
 | `state_store`<br>hdfs, rocksdb (default) | Where Spark keeps the state ([State store](choosing.md#state-store)). |
 | `packages`<br>list of texts | Maven coordinates, such as those of Kafka's source. |

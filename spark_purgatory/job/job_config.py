@@ -248,14 +248,13 @@ class MetricsOutput(Model):
     """The reporters of the job's metrics (docs/metrics.md)."""
 
     prometheus_port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
-    json_lines: Text | None = None  # A local file
     opentelemetry: bool = False
     gauges_every: config_types.Duration = "1 minute"  # The interval between reads of the state's metrics
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> MetricsOutput:
-        if not (self.prometheus_port or self.json_lines or self.opentelemetry):
-            raise ValueError("metrics go nowhere: give prometheus_port, json_lines or opentelemetry")
+        if not (self.prometheus_port or self.opentelemetry):
+            raise ValueError("metrics go nowhere: give prometheus_port or opentelemetry")
         return self
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.metrics.progress import COLUMNS, SHOWN_BATCHES, BatchLine, batch_line
+from spark_purgatory.metrics.progress import BatchLine, batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
@@ -28,6 +28,9 @@ Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")  # As the counters name them
 COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJECTED": "red"}
 FRAMES_PER_SECOND = 4
+SHOWN_BATCHES = 8  # Rows of the table, which fit a small terminal under a command line
+# The table's columns and their widths, which fit millions a day: 78 characters with the spaces between.
+COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
 STOPPING = "stopping within 10 s, then a drain"
 
 

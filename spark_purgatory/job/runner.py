@@ -116,11 +116,9 @@ def run(
 
 
 def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
-    """Yield the reporters that the file asks for. Raises ConfigError if a port is taken or a file cannot be written."""
+    """Yield the reporters that the file asks for. Raises ConfigError if a port is taken."""
     if wanted.prometheus_port is not None:
         yield metrics.prometheus(wanted.prometheus_port)
-    if wanted.json_lines is not None:
-        yield metrics.json_lines(wanted.json_lines)
     if wanted.opentelemetry:
         yield metrics.opentelemetry()
 

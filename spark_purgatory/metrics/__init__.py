@@ -1,10 +1,10 @@
-"""Metrics of a running query for Prometheus, OpenTelemetry, JSON lines or a function, without Spark.
+"""Metrics of a running query for Prometheus, OpenTelemetry or a function, without Spark.
 
 `spark_purgatory.monitor` takes the samples.
 """
 
 from spark_purgatory.metrics.catalog import METRICS, Metric
-from spark_purgatory.metrics.reporters import json_lines, opentelemetry, progress, prometheus
+from spark_purgatory.metrics.reporters import opentelemetry, progress, prometheus
 from spark_purgatory.metrics.sample import Reporter, Sample
 
-__all__ = ["METRICS", "Metric", "Reporter", "Sample", "json_lines", "opentelemetry", "progress", "prometheus"]
+__all__ = ["METRICS", "Metric", "Reporter", "Sample", "opentelemetry", "progress", "prometheus"]

@@ -1,28 +1,21 @@
-"""The progress of a query for people: a line for each micro-batch, and in a notebook a table that refreshes."""
+"""The progress of a query for people: a line for each micro-batch and drain."""
 
 from __future__ import annotations
 
-import html
-import importlib
-import sys
-from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from spark_purgatory.metrics.sample import Sample
 from spark_purgatory.readable import readable_ms
 
 DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")
-SHOWN_BATCHES = 8  # rows of a table that refreshes, which fit a small terminal under a command line
-# The table's columns and their widths, which fit millions a day: 78 characters with the spaces between.
-COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
 SAID_DAY_MS = 86_400_000  # a watermark further behind the clock is of old data: its date shows that
 Numbers = tuple[str, int, int | str, int | str]  # a micro-batch, rows in, decided, waiting; a text if not exact
 
 
 class BatchLine(NamedTuple):
-    """One micro-batch as a row of the table, and as a line elsewhere."""
+    """One micro-batch as a row of the job's live table, and as a line elsewhere."""
 
     cells: tuple[str, ...]
     text: str
@@ -50,45 +43,11 @@ def _this_run(by_status: Mapping[str, float]) -> str:
     return f"this run {', '.join(f'{status} {count:,.0f}' for status, count in by_status.items()) or 'no outcomes yet'}"
 
 
-class ProgressReporter:
-    """A printer of a query's micro-batches and drains; in a notebook a table that refreshes. `progress` makes it."""
-
-    def __init__(self) -> None:
-        self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
-        self._last: Sample | None = None
-        self._drain = ""
-        ipython = sys.modules.get("IPython")
-        # A notebook's shell has a kernel; IPython's shell on a terminal has none.
-        is_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-        display: Any = importlib.import_module("IPython.display").display if is_notebook else None
-        self._shown = display and display(self, display_id=True)
-
-    def __call__(self, sample: Sample) -> None:
-        """Show the micro-batch, and the drains that have ended and begun."""
-        before, self._last = self._last, sample
-        line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
-        if before is not None and before.batch == sample.batch and not drains:
-            return
-        self._lines.extend([line] if line else [])
-        self._drain = drains[-1] if drains else self._drain
-        if self._shown is not None:
-            self._shown.update(self)
-            return
-        texts = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}\n" for text in drains]
-        sys.stdout.write("".join([f"{line.text}\n", *texts] if line else texts))
-        sys.stdout.flush()
-
-    def __repr__(self) -> str:
-        return "\n".join(line.text for line in self._lines) or "no micro-batch so far"
-
-    def _repr_html_(self) -> str:
-        if self._last is None:
-            return repr(self)
-        rows = [f"<th>{'</th><th>'.join(COLUMNS)}</th>"]
-        rows += [f"<td>{'</td><td>'.join(line.cells)}</td>" for line in self._lines]
-        table = "".join(f"<tr>{row}</tr>" for row in rows)
-        said = filter(None, (_this_run(_by_status(self._last)), self._drain))
-        return f"<b>{html.escape(self._last.query)}</b><table>{table}</table><p>{'<br>'.join(said)}</p>"
+def sample_lines(before: Sample | None, sample: Sample) -> list[str]:
+    """Return lines about a sample's micro-batch, and about drains that have ended and begun since the last sample."""
+    line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
+    drains = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}" for text in drains]
+    return [line.text, *drains] if line else drains
 
 
 def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:

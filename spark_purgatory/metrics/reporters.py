@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric
-from spark_purgatory.metrics.progress import ProgressReporter
+from spark_purgatory.metrics.progress import sample_lines
 from spark_purgatory.metrics.sample import Reporter, Sample
 
 if TYPE_CHECKING:
@@ -17,43 +15,24 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 
-def json_lines(path: str | Path) -> Reporter:
-    """Append each sample to a file, as a JSON object on a line.
-
-    Args:
-        path: A local file in a folder that exists.
-
-    Raises:
-        ConfigError: The file cannot be written.
-
-    Example::
-
-        query_monitor = monitor(query, metrics.json_lines("/lake/metrics.jsonl"))
-    """
-    file = Path(path)
-    try:
-        file.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise ConfigError(f"json_lines('{file}') cannot be written: {error.strerror}; name another file") from error
-
-    def report(sample: Sample) -> None:
-        line = json.dumps({"time_ms": sample.time_ms, "query": sample.query, **sample.flat()})
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(line + "\n")
-
-    return report
-
-
-def progress() -> ProgressReporter:
+def progress() -> Reporter:
     """Print a line for each micro-batch, like ``spark-purgatory run``, and one when a drain begins or ends.
 
-    In a notebook it is a table that refreshes in the output of its cell. Make one for each query.
+    Make one for each query.
 
     Example::
 
         query_monitor = monitor(query, metrics.progress())
     """
-    return ProgressReporter()
+    before: Sample | None = None
+
+    def report(sample: Sample) -> None:
+        nonlocal before
+        if lines := sample_lines(before, sample):
+            print(*lines, sep="\n", flush=True)
+        before = sample
+
+    return report
 
 
 def prometheus(

@@ -78,7 +78,6 @@ def job_file(folder: Path, broker: KafkaBroker, host: str) -> Path:
     more = {
         "operations": {"select": ["*", "cast(kafka_key as string) as record", "kafka_partition", "kafka_offset", shop]},
         "dead_letters": {"path": str(folder / "dead")},
-        "metrics": {"json_lines": str(folder / "metrics.jsonl")},
     }
     settings = {"spark.master": "local[2,4]"}
     return orders_job(folder / "job.yaml", sources, str(folder), host, settings, **more)
@@ -156,9 +155,6 @@ def test_nothing_is_lost_or_doubled_while_broker_and_job_are_killed(tmp_path: Pa
     found = Counter(zip(*(letters[name].to_pylist() for name in ("input", "raw", "raw_bytes")), strict=True))
     bodies = [(value.decode(), None) for value in MALFORMED[:3]] + [(None, MALFORMED[3]), (None, None)]
     assert found == {(name, *body): len(parts) for name in ("operations", "completions") for body in bodies}
-    samples = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    lags = [sample["source_lag_records"] for sample in samples if "source_lag_records" in sample]
-    assert max(lags) > 0 == lags[-1]
 
 
 # --- Avro, a registry, several topics, and a topic of outcomes ------------------------------------

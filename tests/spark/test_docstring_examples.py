@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import json
 import re
 import textwrap
 from collections.abc import Callable
@@ -30,7 +29,6 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "RecordAccumulator": RecordAccumulator,
     "RecordAccumulator.write_stream": RecordAccumulator.write_stream,
     "monitor": spark_purgatory.monitor,
-    "metrics.json_lines": metrics.json_lines,
     "metrics.progress": metrics.progress,
     "metrics.prometheus": metrics.prometheus,
     "metrics.opentelemetry": metrics.opentelemetry,
@@ -101,13 +99,9 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
             case "RecordAccumulator":
                 names["query"].processAllAvailable()
                 names["query"].stop()
-            case "monitor" | "metrics.json_lines":
-                lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-                assert json.loads(lines[-1])["batches_total"] > 0
-                (tmp_path / "metrics.jsonl").unlink()
             case "metrics.prometheus":
                 assert "spark_purgatory_batches_total{" in generate_latest().decode()
-            case "metrics.opentelemetry":
+            case "monitor" | "metrics.opentelemetry":
                 assert names["query_monitor"].last.flat()["batches_total"] > 0
             case "RecordAccumulator.close":
                 names["outcomes"] = names["batch"]

@@ -1,16 +1,12 @@
-"""`metrics.progress()`: the lines and the table of samples that a real query gave."""
+"""`metrics.progress()`: the lines of samples that a real query gave."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,38 +70,3 @@ def test_a_drain_begins_once(capsys: pytest.CaptureFixture[str]) -> None:
         "drain 2 ended after 29.8 s: 20 rows in 1 file",
     ]
     assert lines[-1] == "drain 19 began: 7 rows"
-
-
-def test_the_table_has_the_last_micro_batches_and_the_drain() -> None:
-    report = metrics.progress()
-    assert report._repr_html_() == repr(report) == "no micro-batch so far"
-    for sample in recorded():
-        report(sample)
-    page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>".replace("<br>", "<br/>"))
-    assert page.findtext("b") == "<orders>"
-    head, *rows = ([cell.text for cell in row] for row in page.iter("tr"))
-    assert head == ["batch", "rows in", "decided", "waiting", "rows/s", "took", "watermark (UTC)"]
-    assert [row[0] for row in rows] == ["30", "31", "32", "33", "34", "35", "36", "37"]
-    assert rows[-1][1:6] == ["20", "10", "12,000", "1", "15.3 s"]
-    said = "".join(page.find("p").itertext())  # type: ignore[union-attr]
-    assert said == "this run COMPLETED 280, EXPIRED 60" + "drain 18 ended after 16.0 s: 70 rows in 1 file"
-
-
-def test_a_notebook_gets_one_display_that_is_updated(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By IPython's interface, as documented: the project's environment has no IPython."""
-    shown: list[tuple[str, str]] = []
-
-    def display(what: metrics.Reporter, display_id: bool) -> Any:
-        shown.append((f"display_id={display_id}", what._repr_html_()))  # type: ignore[attr-defined]
-        return SimpleNamespace(update=lambda what: shown.append(("update", what._repr_html_())))
-
-    shell = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    assert len(printed(recorded(), capsys)) > 30 and not shown, "IPython on a terminal"
-    shell.kernel = object()
-    assert not printed(recorded(), capsys)
-    assert [how for how, _ in shown] == ["display_id=True"] + ["update"] * 36
-    assert shown[0][1] == "no micro-batch so far" and "drain 18 ended" in shown[-1][1]

@@ -58,8 +58,8 @@ def monitor(
 
     Args:
         query: The query that ``write_stream`` or ``writeStream.start()`` returned.
-        reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.json_lines`,
-            `metrics.progress`, or your own. An error in one is logged, and the query continues.
+        reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.progress`,
+            or your own. An error in one is logged, and the query continues.
         checkpoint: The query's ``checkpointLocation``, from which the metrics of the state are read. That of a
             `RecordAccumulator` is known. Without one these metrics are left out.
         gauges_every: The interval between reads of these metrics, which are Spark jobs over the whole state.
@@ -73,7 +73,7 @@ def monitor(
 
     Example::
 
-        query_monitor = monitor(query, metrics.json_lines("/lake/metrics.jsonl"))
+        query_monitor = monitor(query, print)
     """
     if not reporters:
         raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
