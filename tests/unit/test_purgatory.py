@@ -45,6 +45,15 @@ def test_an_operation_that_is_tried_gets_the_deadline_that_was_found() -> None:
     assert moving.expired == [1, 0]
 
 
+def test_one_rearmed_to_the_past_expires_at_the_next_advance_and_not_before() -> None:
+    purgatory, moving, keys = DelayedOperationPurgatory(SystemTimer()), Moving(5, 3), pa.array(["a", "a"])
+    purgatory.try_complete_else_watch(moving, keys, np.arange(3), np.array([5, 3]), hash_keys(keys))
+    assert purgatory.advance_clock(moving, 3).tolist() == [1], "the wheel's clock stands at 3"
+    purgatory.rearm(np.array([0]), np.array([1]))
+    assert moving.expired == [1]
+    assert purgatory.advance_clock(moving, 4).tolist() == [0]
+
+
 @pytest.mark.parametrize("answers", [2, 4])
 def test_a_hook_that_does_not_answer_for_every_operation_is_an_error(answers: int) -> None:
     """Those left out would be on no list and in no timer."""
