@@ -118,3 +118,9 @@ def test_deadlines_at_both_ends_of_int64_stay_apart() -> None:
     timer.add(array([0, 1, 2]), array([-(2**63) + 4, 2**63 - 3, 2**63 - 1]))
     assert (timer.size, timer.next_due_ms()) == (3, -(2**63) + 4)
     assert timer.advance_clock(-(2**63) + 4).tolist() == [0]
+
+
+def test_a_bucket_holds_a_deadline_far_away_that_lies_at_its_beginning() -> None:
+    timer, far = SystemTimer(), 2 * NEAR_TICKS
+    timer.add(array([0, 1]), array([0, far]))
+    assert timer.entries.filled(far // 4 - 1, far // 4 + 1, 4, None).tolist() == [False, True]
