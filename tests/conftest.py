@@ -84,7 +84,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    from spark_purgatory.config.purgatory_options import LOG_HOST
+    from spark_purgatory.config.options import LOG_HOST
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
@@ -122,7 +122,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
     """Under ``--host``: what the host needs, which a test before may have taken back."""
-    from spark_purgatory.config.purgatory_options import LOG_HOST
+    from spark_purgatory.config.options import LOG_HOST
 
     if request.config.getoption("host") == LOG_HOST and "spark" in request.fixturenames:
         from spark_purgatory import STATE_STORE_SETTINGS

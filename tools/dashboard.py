@@ -12,7 +12,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from spark_purgatory.job.report_page import COLOURS
+from spark_purgatory.job.report import COLOURS
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
 
 UNITS = {"ms": "ms", "bytes": "bytes", "ratio": "none"}

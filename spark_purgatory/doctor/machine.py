@@ -1,7 +1,8 @@
-"""Findings about this machine, made without starting Spark."""
+"""Findings with their remedies, and those about this machine, made without starting Spark."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -9,12 +10,59 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from spark_purgatory.doctor.finding import Finding, note, release_finding
-from spark_purgatory.worker_python import arrow_remedy, why_unfit
+from spark_purgatory.worker_python import arrow_remedy, release_numbers, why_unfit
+
+FILE = Path(__file__).with_name("verified.json")  # What `make test-matrix` wrote
+OLDEST_SPARK = (4, 0)  # Releases before it lack what the library calls
+TAKE = "take Spark 4.0.5 or later: pip install 'spark-purgatory[spark]'"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check: its subject, what was found, and what to do about it ("" if nothing)."""
+
+    what: str
+    found: str
+    remedy: str = ""
+    is_note: bool = False  # Worth knowing, but neither right nor wrong
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``NO`` where something must be done, ``note``."""
+        return "NO" if self.remedy else "note" if self.is_note else "ok"
+
+
+def note(what: str, found: str) -> Finding:
+    return Finding(what, found, is_note=True)
+
+
+@cache
+def verified() -> dict[str, Any]:
+    """The file: ``date``, ``cells`` (an environment each with its tests' results), ``upgrades`` of checkpoints."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def verified_releases() -> list[str]:
+    """The releases of Spark that the tests passed with, the oldest first."""
+    return sorted({cell["spark"] for cell in verified()["cells"] if not cell["failed"]}, key=release_numbers)
+
+
+def release_finding(what: str, found: str) -> Finding:
+    """Report whether a release of Spark was tested. An untested one is a note, not a fault."""
+    if release_numbers(found)[:2] < OLDEST_SPARK:
+        return Finding(what, found, TAKE)
+    tested = verified_releases()
+    if found in tested:
+        return Finding(what, f"{found}, tested on {verified()['date']}")
+    return note(what, f"{found}; tested are {', '.join(tested)} ({verified()['date']})")
+
 
 JAVA_MIN = 17
 INSTALL_SPARK = "pip install 'spark-purgatory[spark]'"

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.core.state.blob import HEADER
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.doctor.machine import Finding, note
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, shard_states, told_by_states

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_purgatory.doctor.finding import Finding
-from spark_purgatory.doctor.machine import machine_findings, pyspark_finding
+from spark_purgatory.doctor.machine import Finding, machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.terminal import at_work, say, terminal

@@ -16,8 +16,8 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.config.purgatory_options import LOG_HOST
-from spark_purgatory.doctor.finding import Finding, note, release_finding
+from spark_purgatory.config.options import LOG_HOST
+from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.config import Completions, Operations
-from spark_purgatory.config.purgatory_options import TWICE
+from spark_purgatory.config.options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.config_file import load_config

@@ -94,8 +94,7 @@ def write_report(
 ) -> None:
     """Write the page; ``shown``: arguments of `read_report`."""
     try:
-        from spark_purgatory.job.report import read_report
-        from spark_purgatory.job.report_page import page
+        from spark_purgatory.job.report import page, read_report
     except ImportError as error:
         raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
     place = place_of(table)

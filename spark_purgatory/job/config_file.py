@@ -1,8 +1,11 @@
-"""Reads a job's YAML file.
+"""Reads a job's YAML file, and finds all that is wrong with it, without Spark.
 
-YAML -> ``--set`` -> ``${VARIABLE}`` -> the models of `spark_purgatory.job.job_config` and the checks of
-`spark_purgatory.job.check_columns`. One `JobConfigError` lists all that the last three find. Values of options and of
-Spark settings may be secret and appear in no message.
+YAML -> ``--set`` -> ``${VARIABLE}`` -> the models of `spark_purgatory.job.job_config`, and checks of columns and
+places. One `JobConfigError` lists all that the last three find. Values of options and of Spark settings may be secret
+and appear in no message.
+
+The columns of an input are known where its schema is in the file (files and Kafka), and where each expression of
+``select`` is a column or ends in ``as name``. Spark checks the others when the job starts.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import chain, combinations, product
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -18,11 +24,229 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from spark_purgatory.config.declared import near
+from spark_purgatory.config import Completions, Operations
+from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
+from spark_purgatory.config.options import LOG_HOST
+from spark_purgatory.config.places import ENCODED, Place
+from spark_purgatory.config.units import is_duration, reads_like_a_duration
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.check_columns import file_problems
 from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
-from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.job_config import CriterionSection, InputSection, JobConfig, letters_checkpoint
+from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
+from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
+
+INPUTS = {"operations": Operations, "completions": Completions}
+TYPES = frozenset(  # The first words of types in Spark's DDL
+    "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
+    "interval long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint "
+    "varchar variant void".split()
+)
+TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})  # Types of columns that hold a time
+TEXTS = frozenset({"string", "varchar", "char", "character"})
+# Types whose values have no unique text
+NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
+COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
+PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
+ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
+# Fields of ``metrics`` with the module that each needs and the extra that installs it
+NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentelemetry": ("opentelemetry", "otel")}
+
+
+def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find what is wrong with a file's columns and places, also next to fields that the models refuse, and what this
+    machine lacks for it.
+    """
+    rules, output = _section(document, "purgatory"), _section(document, "output")
+    criterion = None
+    with suppress(ValidationError):
+        criterion = CriterionSection.model_validate(rules.get("criterion")).made()
+    for name, declared in INPUTS.items():
+        given = _section(document, name)
+        with suppress(ValidationError):
+            fields = {each: given[each] for each in InputSection.model_fields if each in given}
+            shape = InputSection.model_validate(fields)
+            yield from _column_problems(name, declared, given, shape, rules | {"criterion": criterion})
+            if name == "operations":
+                yield from _table_problems(given, shape, rules, output)
+    yield from _place_problems(document)
+    if rules.get("host") == LOG_HOST and document.get("state_store") == "hdfs":
+        yield Problem("state_store", repr("hdfs"), f"purgatory.host {LOG_HOST} needs rocksdb: leave state_store out")
+    for field, (module, extra) in NEEDED_MODULES.items():
+        if _section(document, "metrics").get(field) and find_spec(module) is None:
+            yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
+
+
+def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    given = document.get(name)
+    return given if isinstance(given, dict) else {}
+
+
+def _texts(value: object) -> list[str]:
+    several = value if isinstance(value, list) else [value]
+    return [each for each in several if isinstance(each, str) and each]
+
+
+def _table_problems(
+    given: dict[str, Any], shape: InputSection, rules: dict[str, Any], output: dict[str, Any]
+) -> Iterator[Problem]:
+    if "topic" in output:
+        return
+    timeout, exclude = given.get("timeout"), _texts(given.get("exclude"))
+    is_column = isinstance(timeout, str) and not (is_duration(timeout) or reads_like_a_duration(timeout))
+    if is_column and given.get("timeout_unit") is None and str(timeout).lower() not in map(str.lower, exclude):
+        allowed = (
+            "without timeout_unit is a column of intervals, which a Delta table cannot take: for whole numbers add "
+            f"timeout_unit, such as 'minutes'; for intervals add exclude: [{timeout}]"
+        )
+        yield Problem("operations.timeout", repr(timeout), allowed)
+    if known := selected(shape, source_columns(shape)):
+        added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
+        prefix = "".join(_texts(rules.get("prefix")))
+        there = [*(name for name in known if name not in exclude), *(prefix + name for name in added)]
+        for column in _texts(output.get("partition_by")):
+            if column.lower() not in map(str.lower, there):
+                yield _no_column("output.partition_by", column, there)
+
+
+def _no_column(field: str, column: str, there: list[str]) -> Problem:
+    return Problem(field, repr(column), f"is not a column{near(column, there) or '.'} There are {', '.join(there)}")
+
+
+def source_columns(given: InputSection) -> dict[str, str]:
+    """Return the columns of an input's source, with the first word of each type; none where the file has no schema."""
+    source = given.source
+    return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
+
+
+def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> Iterator[Problem]:
+    for field in ("created", "deadline", "time"):
+        for column in _texts(given.get(field)):
+            kind = kinds.get(column, "")
+            if kind in TYPES - TIMES:
+                others = [f"{other}, " for other in kinds if other != column]
+                way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
+                select = "".join([*others, f"{way}({column}) as {column}"])
+                allowed = f"is {kind}, not timestamp: correct the schema, or write {name}.select: [{select}]"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
+
+
+def _key_problems(name: str, given: dict[str, Any], kinds: dict[str, str], criterion: Any) -> Iterator[Problem]:
+    """Find keys of types that have no text for each value, and a quorum of more keys than an operation can have."""
+    for field in ("id", "keys", "key", "operation_id", "event_id"):
+        for column in _texts(given.get(field)):
+            kind = kinds.get(column)
+            if kind in NO_KEYS and (field, kind) != ("keys", "array"):
+                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or bigint in {name}.select"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
+    keys = _texts(given.get("keys"))
+    if keys and isinstance(criterion, Criterion) and criterion.rule == "quorum":
+        is_known = len(keys) > 1 or kinds.get(keys[0]) in TYPES - {"array"}
+        if is_known and criterion.need > len(keys):
+            allowed = f"can never be met: an operation has {len(keys)} key{'s' * (len(keys) > 1)}, by operations.keys"
+            yield Problem("purgatory.criterion", f"quorum({criterion.need})", allowed)
+
+
+def _column_problems(
+    name: str, declared: type, given: dict[str, Any], shape: InputSection, rules: dict[str, Any]
+) -> Iterator[Problem]:
+    columns = source_columns(shape)
+    for column, kind in columns.items():
+        if kind.lower() not in TYPES:
+            allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
+            yield Problem(f"{name}.source.schema", repr(kind), allowed)
+        if isinstance(shape.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
+            allowed = "is one of Kafka's own record columns: rename the field"
+            yield Problem(f"{name}.source.schema", repr(column), allowed)
+    known = selected(shape, columns)
+    for field, column in _named(name, declared, given, rules) if known else ():
+        if not {column, column.split(".")[0]} & {*known}:
+            yield _no_column(field, column, known)
+    # Behind a ``select`` of its own, Spark knows the types.
+    kinds = {column: kind.lower() for column, kind in columns.items()} if shape.select == ["*"] else {}
+    yield from _time_problems(name, given, kinds)
+    yield from _key_problems(name, given, kinds, rules["criterion"])
+
+
+def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for option_name, option in options_of(declared).items():
+        if option.kind in (ColumnLike, Columns, Names, TimeOut) and option_name != "removed_columns":
+            for column in _texts(given.get(option_name)):
+                if option.kind != TimeOut or not (is_duration(column) or reads_like_a_duration(column)):
+                    yield f"{name}.{option_name}", column
+    if name == "operations" and isinstance(rules["criterion"], ByRow):
+        for part, column in vars(rules["criterion"]).items():
+            if isinstance(column, str):
+                yield f"purgatory.criterion.by_row.{part}", column
+    for column in _texts(rules.get("scope")):
+        yield "purgatory.scope", column
+
+
+def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find two places of a file that are one, and a table that the job would read and write."""
+    output, letters, checkpoint = _section(document, "output"), document.get("dead_letters"), document.get("checkpoint")
+    if isinstance(checkpoint, str) and (found := ENCODED.findall(checkpoint)):
+        allowed = (
+            f"has {', '.join(map(repr, dict.fromkeys(found)))}, and Spark finds no state at such a path: the job could "
+            "not compare its state before it starts, nor add up its operations at its end. Name a path without"
+        )
+        yield Problem("checkpoint", "", allowed)
+    written = {"checkpoint": checkpoint, "output.path": output.get("path")}
+    if isinstance(letters, dict):
+        default = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
+        written["dead_letters.path"] = letters.get("path")
+        written["dead_letters.checkpoint"] = letters.get("checkpoint") or default
+    sources = {f"{name}.source": _section(_section(document, name), "source") for name in INPUTS}
+    read = {f"{name}.path": source.get("path") for name, source in sources.items()}
+    pairs = chain(combinations(written.items(), 2), product(read.items(), written.items()))
+    for (one, first), (other, second) in pairs:
+        if isinstance(first, str) and isinstance(second, str) and Place.local(first).same_as(Place.local(second)):
+            alike = f"{one} and {other} are both {first!r}"
+            unlike = f"{one} {first!r} and {other} {second!r} are one folder"
+            yield Problem("", "", f"{alike if first == second else unlike}: each needs a folder of its own")
+    tables = {**sources, "output": output, "dead_letters": letters if isinstance(letters, dict) else {}}
+    for (one, first), (other, second) in combinations(tables.items(), 2):
+        named = [str(each.get("table") or "").replace("`", "").lower() for each in (first, second)]
+        if named[0] and named[0] == named[1] and other in ("output", "dead_letters"):
+            why = "each needs a table of its own" if one == "output" else "the job reads what it writes"
+            yield Problem("", "", f"{one}.table and {other}.table are both {first['table']!r}: {why}")
+
+
+def selected(given: InputSection, columns: dict[str, str]) -> list[str]:
+    """Names of an input's columns after ``select``; none where the file does not show them."""
+    names: list[str] = []
+    for expression in given.select:
+        found = ALIAS.search(expression) or PLAIN.match(expression)
+        named = columns if expression.strip() == "*" else [found[1] or found[2]] if found else []
+        if not named:
+            return []
+        names += named
+    return names
+
+
+def ddl_columns(ddl: str) -> dict[str, str]:
+    """The columns of a schema in Spark's DDL, and the first word of the type of each."""
+    found = filter(None, map(COLUMN.match, _parts(ddl)))
+    return {(column[1] or column[2]).replace("``", "`"): column[3] or "" for column in found}
+
+
+def _parts(ddl: str) -> Iterator[str]:
+    depth, begin, quote = 0, 0, ""
+    for i, character in enumerate(ddl):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "`'\"":
+            quote = character
+        elif character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif character == "," and depth == 0:
+            yield ddl[begin:i]
+            begin = i + 1
+    if ddl[begin:].strip():
+        yield ddl[begin:]
+
 
 # Parts of pydantic's place of an error that are not fields: the key of a mapping, the types of a union
 BRANCHES = ("[key]", "bool", "literal['all']")

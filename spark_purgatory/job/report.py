@@ -1,17 +1,30 @@
-"""``spark-purgatory report``: what the page on a query shows, read from its checkpoint and its table."""
+"""``spark-purgatory report``: the numbers of a checkpoint and its table, and the page that shows them."""
 
 from __future__ import annotations
 
+import html
+import io
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from string import Template
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.dates import DateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.job.status import MicroBatch
-from spark_purgatory.job.summary import JobTally, Summary, summarise
+from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
+from spark_purgatory.job.summary import NOTHING_LOST, JobTally, Summary, summarise, sums_of, verdict
+from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.gauges import Gauges, counted
 from spark_purgatory.spark.checkpoint.pending import pending_in
 from spark_purgatory.spark.checkpoint.shard_states import shard_states
@@ -20,6 +33,7 @@ from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches
 from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+from spark_purgatory.version import LOOKS_WRONG, __version__
 
 TRIES = 3
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
@@ -199,3 +213,242 @@ def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
     rows = reader.select("value", "_metadata.file_name").collect()
     found = (MicroBatch.read(int(name), text) for text, name in rows if name.isdigit())
     return tuple(sorted(found, key=lambda batch: batch.batch_id))
+
+
+HOURS_SHOWN = 72  # Most bars of the picture of outcomes over time
+FEW_BARS = 24  # Most bars that have room for a number on each
+FEW_FILES = 8  # Most files for which a sentence is clearer than a picture
+STILL = 3  # Micro-batches with one watermark, after which it is said to stand
+COLOURS = {  # In the order in which statuses are stacked and listed; the dashboard has the same
+    "COMPLETED": "#2e7d32",
+    "EXPIRED": "#ef6c00",
+    "FAILED": "#c62828",
+    "CANCELLED": "#6a1b9a",
+    "DUPLICATE": "#546e7a",
+    "REJECTED": "#8d6e63",
+    "ORPHAN": "#9e9d24",
+}
+WAITING = "#1565c0"
+BELOW_ZERO = {"wait_ms": "by an earlier\nevent", "remaining_ms": "due", "age_ms": "newer than\nthe watermark"}
+WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")  # Statuses of operations that have waited
+HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
+
+
+def page(report: Report) -> str:
+    found = report.gauges
+    batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
+    where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"
+    waits, begun = _in_order(report.summary.waits_ms), [each for each in report.history if each.watermark_ms]
+    parts = [
+        HEAD.substitute(title=html.escape(report.name)),
+        f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
+        _card(*last_batch(report.history, found["batch_id"], report.made_ms)),
+        *(_card(*each(report)) for each in (_nothing_lost, _watermark, _waiting)),
+        "<h2>Outcomes</h2>",
+        _tiles(report),
+        _table(("why operations were REJECTED", "operations"), _counts(report.reasons)),
+        "<h2>What waits, and what happens next</h2>",
+        _next_to_expire(report),
+        _table(
+            ("what ends next: its keys", "missing", "progress", "deadline"),
+            [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next],
+        ),
+        _table(("key missed most", "operations"), _counts(report.missed)),
+        _binned(report, "remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
+        _binned(report, "age_ms", report.ages, "Waiting by age, from the watermark"),
+        _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
+        "<h2>Over time</h2>",
+        _picture(_clock, begun, "Watermark of the last micro-batches (UTC)"),
+        _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
+        _binned(report, "wait_ms", _in_order(report.waits), "How long operations waited"),
+        _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
+        "<h2>Table and state</h2>",
+        _files_text(report),
+        _facts(report),
+        f"<p class='sub'>If something looks wrong: <a href='{LOOKS_WRONG}'>what to look at</a>. "
+        f"Written by spark_purgatory {__version__}.</p></main></body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _nothing_lost(report: Report) -> tuple[bool, str, str]:
+    tally, summary = report.summary.tally, report.summary
+    staged = sum(summary.by_status.values()) - report.in_table
+    text = f"{sums_of(tally)}. {report.in_table:,} rows are in the table, {staged:,} are staged for it."
+    if report.moved_on:
+        return True, "Read while the query went on", f"{text} These numbers may differ by a micro-batch."
+    said = verdict(summary)
+    return said == NOTHING_LOST, said, text
+
+
+def _watermark(report: Report) -> tuple[bool, str, str]:
+    at = report.gauges["watermark_ms"]
+    if not at:
+        return False, "There is no watermark yet", "It begins when both inputs have had rows. Nothing expires before."
+    last = report.history[-1] if report.history else None
+    same = [batch for batch in report.history if last and batch.watermark_ms == last.watermark_ms]
+    rule = "An operation expires when the watermark reaches its deadline. It moves with newer rows of both inputs"
+    if last is None or len(same) < STILL:
+        return True, f"The watermark is at {instant(at)}", f"{rule}."
+    text = f"{rule}: since micro-batch {same[0].batch_id:,} none did. If an input may be silent, give it idle_after."
+    return False, f"The watermark stands at {instant(at)}", text
+
+
+def _waiting(report: Report) -> tuple[bool, str, str]:
+    found, newer = report.gauges, report.ages.get(NEWER, 0)
+    if not found["pending"]:
+        return True, "Nothing waits", "Every operation that was received has its outcome."
+    at, now = found["next_due_ms"], found["watermark_ms"]
+    due = f"when the watermark is at {instant(at)}"
+    if at and now:
+        due = "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {instant(at)}"
+    text = f"The oldest was created at {instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark."
+    return True, f"{found['pending']:,} wait", f"{text} The next outcome is due {due}."
+
+
+def _card(is_good: bool, title: str, text: str) -> str:
+    kind = "verdict" if is_good else "verdict warn"
+    return f"<div class='{kind}'><b>{html.escape(title)}</b>{html.escape(text)}</div>"
+
+
+def _tiles(report: Report) -> str:
+    summary = report.summary
+    tiles = []
+    for status, count in _in_order(summary.by_status).items():
+        has_waited = status in summary.waits_ms and status in WAITED
+        median = f", half within {readable_ms(summary.waits_ms[status][0])}" if has_waited else ""
+        share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}{median}"
+        tiles.append(f"<div class='tile'><b>{count:,}</b>{status} <span>{share}</span></div>")
+    return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
+
+
+def _next_to_expire(report: Report) -> str:
+    within = range(min(report.remaining, default=0), max(report.remaining, default=-1) + 1)
+    counts = accumulate(report.remaining.get(at, 0) for at in within)
+    moved = ["nothing: they are due" if at == NEWER else _bound(at, report.bounds_ms["remaining_ms"]) for at in within]
+    rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
+    return _table(("if the watermark moves by", "have expired, unless events come"), rows)
+
+
+def _bound(at: int, bounds_ms: Sequence[int]) -> str:
+    if at == len(bounds_ms):
+        return "more"
+    units = (("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1))
+    return next(f"{bounds_ms[at] // size:,} {unit}" for unit, size in units if not bounds_ms[at] % size)
+
+
+def _bin_name(at: int, column: str, bounds_ms: Sequence[int]) -> str:
+    if at == NEWER:
+        return BELOW_ZERO[column]
+    if not bounds_ms:
+        return "all"
+    return f"< {_bound(at, bounds_ms)}" if at < len(bounds_ms) else f">= {_bound(at - 1, bounds_ms)}"
+
+
+def _files_text(report: Report) -> str:
+    sizes = report.summary.file_bytes
+    if len(sizes) > FEW_FILES:
+        powers = Counter(max(0, (size - 1).bit_length()) for size in sizes)
+        bins = range(min(powers), max(powers) + 1)
+        draw = partial(_stacked, bins=bins, names=[f"<= {readable_bytes(2.0**power)}" for power in bins], what="files")
+        return _picture(draw, {"": powers}, "Files of the table by size")
+    files = "1 file" if len(sizes) == 1 else f"{len(sizes) or 'no'} files"
+    return f"<p>The table has {files}{': ' if sizes else ''}{', '.join(map(readable_bytes, sizes))}.</p>"
+
+
+def _facts(report: Report) -> str:
+    found = report.gauges
+    largest = f"{readable_bytes(found['largest_shard_state_bytes'])}, {found['largest_shard_pending']:,} waiting"
+    state = f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"
+    rows = [("State", state), ("Largest shard", largest), ("Entries in lists of watchers", f"{found['watched']:,}")]
+    return _table((), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if head else ""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='wide'><table>{top}{body}</table></div>"
+
+
+def _counts(by_name: dict[str, int]) -> list[tuple[str, str]]:
+    return [(name, f"{count:,}") for name, count in by_name.items()]
+
+
+def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
+    return {status: by_status[status] for status in COLOURS if status in by_status}
+
+
+def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
+    if not data:
+        return ""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.size": 9}):
+        figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left", pad=16)  # Above the label of a bar as high as the picture.
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        draw(axes, data)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return f"<div class='wide'>{text.getvalue()[text.getvalue().index('<svg') :]}</div>"
+
+
+def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
+    """Draw the watermark of micro-batches, and the clock if it is less than a day ahead."""
+    lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
+    if history[-1].began_ms - history[-1].watermark_ms < DAY:
+        lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")
+    numbers = [batch.batch_id for batch in history]
+    for name, (times_ms, colour) in lines.items():
+        days = [ms / DAY for ms in times_ms]  # matplotlib's unit of dates, since 1970
+        axes.plot(numbers, days, color=colour, marker=".")
+        axes.annotate(name, (numbers[-1], days[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
+    axes.yaxis_date()
+    axes.yaxis.set_major_formatter(DateFormatter("%Y-%m-%d %H:%M"))
+    axes.margins(x=0.12)
+    axes.set_xlabel("micro-batch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
+    hours = sorted({at for counts in data.values() for at in counts})
+    step = max(1, -(-(hours[-1] - hours[0] + 1) // HOURS_SHOWN))
+    groups = range(hours[0] // step, hours[-1] // step + 1)
+    grouped = {status: dict.fromkeys(groups, 0) for status in data}
+    for status, counts in data.items():
+        for at, count in counts.items():
+            grouped[status][at // step] += count
+    names = [written(at * step * 3600, "%d %b %H:%M") for at in groups]
+    _stacked(axes, grouped, groups, names, what="outcomes", every=-(-len(groups) // 7))
+
+
+def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> str:
+    by_status = {"": data} if data and isinstance(next(iter(data.values())), int) else data
+    at = [each for counts in by_status.values() for each in counts]
+    if not at:
+        return ""
+    bins = range(min(at), max(at) + 1)
+    names = [_bin_name(each, column, report.bounds_ms[column]) for each in bins]
+    what = "operations" if "" in by_status else "outcomes"
+    return _picture(partial(_stacked, bins=bins, names=names, what=what), by_status, title)
+
+
+def _stacked(
+    axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], what: str, every: int = 1
+) -> None:
+    """Draw a bar for each bin, with the statuses from below in the order of ``data``, which is the legend's too."""
+    below = [0] * len(bins)
+    for status, counts in data.items():
+        heights = [counts.get(at, 0) for at in bins]
+        bars = axes.bar(range(len(bins)), heights, bottom=below, label=status, color=COLOURS.get(status, WAITING))
+        below = [low + high for low, high in zip(below, heights, strict=True)]
+    if len(bins) <= FEW_BARS:
+        axes.bar_label(bars, [f"{count:,}" if count else "" for count in below], padding=2)
+    axes.set_xticks(range(0, len(bins), every), names[::every])
+    axes.set_ylabel(what)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if "" not in data:
+        axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))

@@ -14,7 +14,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from spark_purgatory.config.units import parse_duration
-from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.machine import Finding
 from spark_purgatory.doctor.report import as_objects, session_or_finding, show_findings
 from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError
 from spark_purgatory.job.arguments import settings_from

@@ -3,8 +3,7 @@
 `spark_purgatory.monitor` takes the samples.
 """
 
-from spark_purgatory.metrics.catalog import METRICS, Metric
+from spark_purgatory.metrics.catalog import METRICS, Metric, Reporter, Sample
 from spark_purgatory.metrics.reporters import opentelemetry, progress, prometheus
-from spark_purgatory.metrics.sample import Reporter, Sample
 
 __all__ = ["METRICS", "Metric", "Reporter", "Sample", "opentelemetry", "progress", "prometheus"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from spark_purgatory.metrics.sample import Sample
+from spark_purgatory.metrics.catalog import Sample
 from spark_purgatory.readable import readable_ms
 
 DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")

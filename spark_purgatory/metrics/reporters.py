@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric
+from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric, Reporter, Sample
 from spark_purgatory.metrics.progress import sample_lines
-from spark_purgatory.metrics.sample import Reporter, Sample
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

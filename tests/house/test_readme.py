@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.doctor.finding import verified
+from spark_purgatory.doctor.machine import verified
 from tests.support.doc_page import Page
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from spark_purgatory.doctor.finding import verified, verified_releases
+from spark_purgatory.doctor.machine import verified, verified_releases
 from tests.matrix.__main__ import with_tables
 from tests.matrix.cells import CELLS, DEVELOPMENT
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from spark_purgatory.doctor.finding import FILE
+from spark_purgatory.doctor.machine import FILE
 from spark_purgatory.spark.sink.table.iceberg_target import RUNTIMES
 from tests.matrix.cells import CELLS, DELTA, SLICE, SLICE_OF_THE_LOG_HOST, WALKS, WITH_DELTA, Cell, Walk
 from tests.matrix.environments import CACHE, ROOT, Environment, NotHere, environment_of

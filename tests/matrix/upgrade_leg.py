@@ -21,7 +21,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import STATE_STORE_SETTINGS, RecordAccumulator, gauges, move_checkpoint
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from tests.matrix.cells import MOVED
 from tests.support.engine_driver import multiset

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.blob import HEADER_BYTES
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.machine import Finding
 from spark_purgatory.doctor.query import _about_state, checkpoint_findings, query_findings, size_finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of
 from spark_purgatory.doctor.session import package_finding, protobuf_finding, session_findings

@@ -27,7 +27,7 @@ from spark_purgatory import (
     gauges,
     pending,
 )
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.doctor.query import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending

@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.report import read_report
-from spark_purgatory.job.report_page import page
+from spark_purgatory.job.report import page, read_report
 from spark_purgatory.version import LOOKS_WRONG
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing

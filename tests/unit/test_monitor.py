@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.metrics.sample import Sample
+from spark_purgatory.metrics.catalog import Sample
 from spark_purgatory.spark.monitoring import monitor
 from spark_purgatory.spark.monitoring.monitor import QueryMonitor
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from spark_purgatory.doctor import finding
-from spark_purgatory.doctor.finding import release_finding, verified_releases
+from spark_purgatory.doctor.machine import release_finding, verified, verified_releases
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import check_blob_host, fitting_protobuf
 from spark_purgatory.worker_python import arrow_remedy
@@ -30,7 +29,7 @@ def python(code: str, first: Path | None = None) -> subprocess.CompletedProcess[
 def test_the_release_that_is_installed_here_was_tested() -> None:
     found = release_finding("Spark", pyspark.__version__)
     assert found.status == "ok"
-    assert found.found == f"{pyspark.__version__}, tested on {finding.verified()['date']}"
+    assert found.found == f"{pyspark.__version__}, tested on {verified()['date']}"
 
 
 @pytest.mark.parametrize("release", ["4.2.99", "4.9.0", "4.0.99", "5.0.0", "4.3.0.dev2"])

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.job.report import NEWER, Report, bounds_of
-from spark_purgatory.job.report_page import COLOURS, page
+from spark_purgatory.job.report import COLOURS, NEWER, Report, bounds_of, page
 from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import JobTally, Summary
 from spark_purgatory.spark.checkpoint.gauges import Gauges

@@ -18,8 +18,8 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, Sp
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.config.places import ENCODED
-from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableError
 from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS, other_format

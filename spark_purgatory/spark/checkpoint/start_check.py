@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
 from spark_purgatory.config.declared import refuses_wrong_calls
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.config.places import ENCODED
-from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec

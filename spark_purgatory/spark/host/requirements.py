@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession, is_remote
 
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 from spark_purgatory.worker_python import arrow_remedy, why_unfit

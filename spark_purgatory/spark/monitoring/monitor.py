@@ -21,8 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory.config.units import Duration, parse_duration
 from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.metrics import Reporter, Sample
-from spark_purgatory.metrics.catalog import BY_NAME
-from spark_purgatory.metrics.sample import Labels
+from spark_purgatory.metrics.catalog import BY_NAME, Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.heartbeat import is_theirs

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config.declared import refuses_wrong_calls
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.state.engine_snapshot import refuse, save
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.checkpoint.gauges import gauges

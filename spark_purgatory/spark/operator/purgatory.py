@@ -17,8 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column, refuses_wrong_calls
-from spark_purgatory.config.options import watermark_ms
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST, watermark_ms
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec

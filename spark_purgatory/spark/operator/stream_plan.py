@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import Completions, Operations
-from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.carried import schema_of, schema_text
