@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, VALUE, Evidence
 from spark_purgatory.core.state.payload import SPARK_TYPE, UTC, merged
 from spark_purgatory.errors import ConfigError
@@ -70,35 +71,29 @@ def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operatio
     """Return an input's columns as they are sent and stored. Raises ConfigError for two columns of one name and for
     types that are not allowed.
     """
-    for path, kind in _parts(schema, ""):
-        column = f"{side}: column {path.removesuffix('.')!r} is {kind.simpleString()}"
-        if isinstance(kind, T.StructType):
-            # A struct may have fields x and X in any session, because fields are sent by position.
-            _check_names(kind.names, path, case_sensitive or bool(path), side)
-        for refused, remedy in CASTS.items():
-            if isinstance(kind, refused):
-                raise ConfigError(f"{column}, which Spark cannot pass to Python and back: {remedy}")
-        if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.NullType):
-            raise ConfigError(f"{column}, whose keys have no type: cast it, for example to map<string,string>")
+    _check(schema, "", case_sensitive, side)
     fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)
     return pa.schema([_noted(field, spark.dataType) for spark, field in fields])
 
 
-def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -> None:
-    counts = Counter(name if case_sensitive else name.lower() for name in names)
-    twice = [name for name in names if counts[name if case_sensitive else name.lower()] > 1]
-    if twice:
-        listed = ", ".join(repr(path + name) for name in twice)
-        raise ConfigError(f"{side} have columns of one name, {listed}: rename or drop all but one")
-
-
-def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
-    """Yield a type and all types within it, each with the path that leads there and ends in a full stop."""
+def _check(kind: T.DataType, path: str, case_sensitive: bool, side: str) -> None:
+    """Check a type and all types within it; ``path`` leads there and ends in a full stop."""
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
-    yield path, kind
+    column = f"{side}: column {path.removesuffix('.')!r} is {kind.simpleString()}"
+    if isinstance(kind, T.StructType):
+        counts = Counter(name if case_sensitive else name.lower() for name in kind.names)
+        twice = [repr(path + name) for name in kind.names if counts[name if case_sensitive else name.lower()] > 1]
+        if twice:
+            raise ConfigError(f"{side} have columns of one name, {', '.join(twice)}: rename or drop all but one")
+    for refused, remedy in CASTS.items():
+        if isinstance(kind, refused):
+            raise ConfigError(f"{column}, which Spark cannot pass to Python and back: {remedy}")
+    if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.NullType):
+        raise ConfigError(f"{column}, whose keys have no type: cast it, for example to map<string,string>")
     for name, part in within(kind):
-        yield from _parts(part, f"{path}{name}.")
+        # A struct may have fields x and X in any session, because fields are sent by position.
+        _check(part, f"{path}{name}.", True, side)
 
 
 def with_nullable_voids(kind: Any) -> Any:
@@ -133,6 +128,7 @@ def _noted(field: pa.Field, kind: T.DataType) -> pa.Field:
     return pa.field(field.name, within, field.nullable, note)
 
 
+OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
 EVENT_ID = "event_id"  # The field of an event in an outcome, if the query has ids
 
 
@@ -161,28 +157,51 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
     return carried
 
 
-def carried_schema(
+class CarriedColumns(NamedTuple):
+    """The columns that a query's engine carries, and those of its outcomes."""
+
+    of_operations: pa.Schema
+    of_events: pa.Schema | None  # None if outcomes carry no events
+    outcomes: T.StructType
+
+
+def carried_by(
     options: PurgatoryOptions,
-    names: Sequence[str],
-    type_of: Callable[[ColumnLike, str], T.DataType] | None,
+    operations: T.StructType,
+    type_of_event: Callable[[ColumnLike, str], T.DataType] | None,
+    event_names: Sequence[str],
     case_sensitive: bool,
-) -> tuple[T.StructType | None, pa.Schema | None]:
-    """Return the types of `carried_columns`, in Spark and as they are stored; None if outcomes carry no events."""
-    if not options.evidence_columns or type_of is None:
-        return None, None
-    named = carried_columns(options, names)
-    arguments = {name: "completions.value" if name == VALUE else "completions.columns" for name in named}
-    kinds = [T.StructField(name, type_of(column, arguments[name])) for name, column in named.items()]
-    schema = T.StructType(kinds)
-    return schema, columns_of(schema, case_sensitive, "completions.columns")
+) -> CarriedColumns:
+    """Return the columns for inputs of these types. Raises ConfigError if one is not allowed, or is there twice."""
+    of_operations = columns_of(operations, case_sensitive)
+    of_events, added = None, list(OUTCOME.fields)
+    if options.evidence_columns and type_of_event is not None:
+        kinds = [
+            T.StructField(name, type_of_event(column, f"completions.{'value' if name == VALUE else 'columns'}"))
+            for name, column in carried_columns(options, event_names).items()
+        ]
+        of_events = columns_of(T.StructType(kinds), case_sensitive, "completions.columns")
+        added += _event_fields(options, kinds)
+    fields = operations.fields
+    if options.orphans != "none":
+        added += from_arrow_schema(pa.schema(ORPHAN_FIELDS)).fields
+        fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
+    taken = {name.lower() for name in operations.names}
+    if clash := [name for field in added if (name := options.prefix + field.name).lower() in taken]:
+        raise ConfigError(
+            f"operations already have a column {', '.join(clash)}, which the outcome adds: "
+            "set prefix=, for example 'outcome_'"
+        )
+    renamed = [T.StructField(options.prefix + field.name, field.dataType) for field in added]
+    return CarriedColumns(of_operations, of_events, with_nullable_voids(T.StructType([*fields, *renamed])))
 
 
-def event_fields(options: PurgatoryOptions, carried: T.StructType) -> list[T.StructField]:
+def _event_fields(options: PurgatoryOptions, carried: list[T.StructField]) -> list[T.StructField]:
     """Return the outcome's columns that carry events."""
     values = int(options.completions.value is not None)
     named = [] if options.completions.event_id is None else [T.StructField(EVENT_ID, T.StringType())]
     first = from_arrow_schema(pa.schema(EVENT_KEY_AND_TIME)).fields
-    event = T.StructType([*first, *carried.fields[:values], *named, *carried.fields[values:]])
+    event = T.StructType([*first, *carried[:values], *named, *carried[values:]])
     kinds: dict[str, T.DataType] = {"event": event, "events": T.ArrayType(event)}
     return [T.StructField(name, kinds[name]) for name in options.evidence_columns]
 

@@ -5,6 +5,7 @@ One ``select`` makes all columns of an input, with its watermark, so that rows a
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,9 +24,9 @@ from spark_purgatory.core.arrays.times import US_PER_MS
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.spark.heartbeat import heartbeats, newest_times
+from spark_purgatory.spark.heartbeat import heartbeats, newest_lines, newest_times
 from spark_purgatory.spark.operator.carried import carried_columns
-from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
+from spark_purgatory.spark.operator.event_times import deadline_after, instant_ms, interval_us, placed
 from spark_purgatory.spark.operator.field_types import (
     key_text,
     keys_of,
@@ -252,6 +253,34 @@ class Markers(NamedTuple):
 
 
 NO_MARKERS = Markers()
+
+
+def markers_of(
+    options: PurgatoryOptions,
+    operations: DataFrame,
+    heartbeats: bool,
+    checkpoint: str | None,
+    complete_until: Mapping[str, Any],
+) -> Markers:
+    """Return the rows that the query adds to its inputs. Raises ConfigError for a wrong ``complete_until``."""
+    if checkpoint is not None and not operations.isStreaming:
+        raise ConfigError("checkpoint is for streams, but the inputs are batch DataFrames: leave checkpoint out")
+    if complete_until and checkpoint is None:
+        raise ConfigError("complete_until needs checkpoint=: give the checkpoint that the query will have")
+    sides: dict[str, Operations | Completions] = {"operations": options.operations, "completions": options.completions}
+    until_ms: dict[str, int] = {}
+    for side, until in complete_until.items():
+        if side not in sides or sides[side].outcomes_of is not None:
+            free = [name for name, each in sides.items() if each.outcomes_of is None]
+            raise ConfigError(f"complete_until[{side!r}] is no input with a watermark: give {' or '.join(free)}")
+        until_ms[side] = instant_ms(operations.sparkSession, until, f"complete_until[{side!r}]")
+        if until_ms[side] > time.time() * 1000 + options.ms_of("max_future"):
+            raise ConfigError(
+                f"complete_until[{side!r}]={until!r} is more than max_future ahead, where rows are rejected: give "
+                "an earlier time"
+            )
+    newest = None if checkpoint is None else newest_lines(operations.sparkSession, checkpoint)
+    return Markers(heartbeats, newest, until_ms)
 
 
 def operations_input(fields: Fields, spec: EngineSpec, several: bool, markers: Markers = NO_MARKERS) -> DataFrame:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column, refuses_wrong_calls
 from spark_purgatory.config.options import LOG_HOST, watermark_ms
-from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
+from spark_purgatory.core.engine.outcomes import evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
-from spark_purgatory.spark.heartbeat import newest_lines
 from spark_purgatory.spark.host.blob_host import batch_function, blob_hosted, stream_function
 from spark_purgatory.spark.host.calls import BATCH_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, unpacker
@@ -31,19 +26,16 @@ from spark_purgatory.spark.host.requirements import check_blob_host, check_local
 from spark_purgatory.spark.operator import field_types
 from spark_purgatory.spark.operator.carried import (
     arrow_schema,
-    carried_schema,
-    columns_of,
-    event_fields,
+    carried_by,
     evidence_of,
-    with_nullable_voids,
 )
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.field_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.inputs import (
     Fields,
-    Markers,
     events_input,
     key_prefix,
+    markers_of,
     operations_input,
     payload_sources,
 )
@@ -52,7 +44,6 @@ from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with
 
 ZONE = "spark.sql.session.timeZone"
 UTC_NAMES = dict.fromkeys(("Etc/UTC", "GMT", "Z", "+00:00"), "UTC")  # Other names of one zone
-OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
 
 
 def _check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[ColumnLike], several: bool) -> None:
@@ -80,25 +71,6 @@ def _is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
     return broadcast
 
 
-def _outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
-    evidence = [] if carried is None else event_fields(options, carried)
-    orphans = from_arrow_schema(pa.schema(ORPHAN_FIELDS)).fields if options.orphans != "none" else ()
-    added = [*OUTCOME.fields, *evidence, *orphans]
-    names = [options.prefix + field.name for field in added]
-    taken = {name.lower() for name in operations.names}
-    clash = [name for name in names if name.lower() in taken]
-    if clash:
-        raise ConfigError(
-            f"operations already have a column {', '.join(clash)}, which the outcome adds: "
-            "set prefix=, for example 'outcome_'"
-        )
-    renamed = [T.StructField(name, field.dataType) for name, field in zip(names, added, strict=True)]
-    fields = operations.fields
-    if options.orphans != "none":
-        fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
-    return with_nullable_voids(T.StructType([*fields, *renamed]))
-
-
 @dataclass(frozen=True)
 class Plan:
     """The engine's spec, and other properties that follow from the types of both inputs' columns."""
@@ -123,9 +95,7 @@ def plan_for(
     Without ``type_of_event`` the completions are unknown. ``zone`` is the session's. Raises ConfigError for columns
     that do not fit.
     """
-    columns = columns_of(schema, case_sensitive)
-    carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive)
-    outcomes = _outcome_schema(options, schema, carried)
+    carried = carried_by(options, schema, type_of_event, event_names, case_sensitive)
     for name in set(options.operations.names_of("exclude")) - set(schema.names):
         raise not_a_column("operations.exclude", name, schema.names)
     number = field_types.number_of(type_of, type_of_event, options)
@@ -151,9 +121,9 @@ def plan_for(
         id_prefix=key_prefix(types["operations.id"]) if has_scope else 0,
         identity_width=1 if several or is_id else 2,
         roles=field_types.payload_roles(schema, options),
-        columns=columns,
+        columns=carried.of_operations,
         case_sensitive=case_sensitive,
-        event_columns=event_columns,
+        event_columns=carried.of_events,
         sources=payload_sources(options.operations, options.scope),
         texts=kept_texts(types, completions or {}),
         zone=UTC_NAMES.get(zone or "", zone) if field_types.reads_zone(type_of, type_of_event, options) else None,
@@ -163,7 +133,7 @@ def plan_for(
         max_pending=options.max_pending_per_shard,
         max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
-    return Plan(spec, several, outcomes, _is_broadcast(options, several))
+    return Plan(spec, several, carried.outcomes, _is_broadcast(options, several))
 
 
 def _added_rejections() -> Column:
@@ -291,7 +261,7 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames, but a stream has a watermark: leave as_of out")
-        markers = self._markers(operations, heartbeats, checkpoint, complete_until or {})
+        markers = markers_of(self, operations, heartbeats, checkpoint, complete_until or {})
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
         else:
@@ -334,29 +304,6 @@ class Purgatory(PurgatoryOptions):
         decided = batch_function(spec, as_of_ms, sent)
         results = packed.groupBy("shard").applyInPandas(decided, BATCH_DDL)
         return results.mapInArrow(unpack, schema).drop(*exclude)
-
-    def _markers(
-        self, operations: DataFrame, heartbeats: bool, checkpoint: str | None, complete_until: Mapping[str, Any]
-    ) -> Markers:
-        """Return the rows that the query adds to its inputs. Raises ConfigError for a wrong ``complete_until``."""
-        if checkpoint is not None and not operations.isStreaming:
-            raise ConfigError("checkpoint is for streams, but the inputs are batch DataFrames: leave checkpoint out")
-        if complete_until and checkpoint is None:
-            raise ConfigError("complete_until needs checkpoint=: give the checkpoint that the query will have")
-        sides: dict[str, Operations | Completions] = {"operations": self.operations, "completions": self.completions}
-        until_ms: dict[str, int] = {}
-        for side, until in complete_until.items():
-            if side not in sides or sides[side].outcomes_of is not None:
-                free = [name for name, options in sides.items() if options.outcomes_of is None]
-                raise ConfigError(f"complete_until[{side!r}] is no input with a watermark: give {' or '.join(free)}")
-            until_ms[side] = instant_ms(operations.sparkSession, until, f"complete_until[{side!r}]")
-            if until_ms[side] > time.time() * 1000 + self.ms_of("max_future"):
-                raise ConfigError(
-                    f"complete_until[{side!r}]={until!r} is more than max_future ahead, where rows are rejected: give "
-                    "an earlier time"
-                )
-        newest = None if checkpoint is None else newest_lines(operations.sparkSession, checkpoint)
-        return Markers(heartbeats, newest, until_ms)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         groups = by_shard(packed)
