@@ -20,7 +20,7 @@ from spark_purgatory.core.state import shard_head, step_log
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.frame import HEADER_BYTES, write_frame
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
-from spark_purgatory.core.state.step_log import Step, digest, load, read_entry, take_step, write_entry
+from spark_purgatory.core.state.step_log import Step, digest, load_engine, read_entry, take_step, write_entry
 from spark_purgatory.errors import StateCorruptError, StateVersionError
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from tests.conformance.kafka_purgatory import validate
@@ -173,7 +173,7 @@ def golden_steps() -> list[Step]:
 @pytest.mark.parametrize("snapshot_after", range(4))
 def test_a_log_is_loaded_wherever_the_snapshot_was_taken(snapshot_after: int) -> None:
     head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps(), snapshot_after)
-    assert save(load(GOLDEN_SPEC, 1, head, snapshot, entries), 1) == never_logged(GOLDEN_SPEC, golden_steps())
+    assert save(load_engine(GOLDEN_SPEC, 1, head, snapshot, entries), 1) == never_logged(GOLDEN_SPEC, golden_steps())
 
 
 def test_entries_that_are_missing_or_too_many_are_refused_with_both_numbers() -> None:
@@ -182,7 +182,7 @@ def test_entries_that_are_missing_or_too_many_are_refused_with_both_numbers() ->
         for given in (entries[:1], [*entries, entries[0]], []):
             said = f"log has {len(given)} entries, but 2 by its head"
             with pytest.raises(StateCorruptError, match=said):
-                load(now, 1, head, snapshot, given)
+                load_engine(now, 1, head, snapshot, given)
 
 
 def test_a_log_of_steps_of_another_version_is_refused_and_a_snapshot_alone_is_not() -> None:
@@ -190,9 +190,9 @@ def test_a_log_of_steps_of_another_version_is_refused_and_a_snapshot_alone_is_no
     for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
         refused = rf"step version 7, but .* reads version {step_log.STEP_VERSION}: run the release"
         with pytest.raises(StateVersionError, match=refused):
-            load(now, 1, replace(head, step_version=7), snapshot, entries)
+            load_engine(now, 1, replace(head, step_version=7), snapshot, entries)
         empty = replace(head, step_version=7, next_entry=head.first_entry)
-        assert load(now, 1, empty, snapshot, []).pending == 1
+        assert load_engine(now, 1, empty, snapshot, []).pending == 1
 
 
 def test_a_sum_that_did_not_fit_is_rejected_in_the_replay_as_it_was() -> None:
@@ -201,8 +201,8 @@ def test_a_sum_that_did_not_fit_is_rejected_in_the_replay_as_it_was() -> None:
     never = [{**GOLDEN_OPERATIONS[0], "id": "never", "keys": ["other"], "deadline": 2**63 - 1}]
     steps = [golden_step(), Step(6, [bytes(to_blob(operations_table(never, several=False)))])]
     for now in (then, replace(then, max_pending=7), replace(GOLDEN_SPEC, max_pending=7)):
-        assert load(now, 1, *logged(then, steps)).pending == 1
-    assert load(replace(then, max_pending=7), 1, *logged(GOLDEN_SPEC, steps)).pending == 2
+        assert load_engine(now, 1, *logged(then, steps)).pending == 1
+    assert load_engine(replace(then, max_pending=7), 1, *logged(GOLDEN_SPEC, steps)).pending == 2
 
 
 # --- other columns ------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_log_of_other_columns_is_loaded_as_a_snapshot_of_them_is(name: str, pl
     then = spec_of(pa.schema(columns_then), *played)
     now = spec_of(pa.schema(columns_now), *played, **others)
     steps = evolving_steps(then, at_first)
-    loaded = load(now, 1, *logged(then, steps))
+    loaded = load_engine(now, 1, *logged(then, steps))
     validate(loaded.purgatory)
     expected = restore(now, never_logged(then, steps), 1)
     assert loaded.pending == expected.pending == at_first + 9 - (2 if at_first else 1)

@@ -128,7 +128,7 @@ def digest(spec: EngineSpec) -> str:
     return blake2b(described + columns, digest_size=16).hexdigest()
 
 
-def load(
+def load_engine(
     spec: EngineSpec, shards: int, head: ShardHead, snapshot: bytes, entries: Sequence[bytes]
 ) -> EventTimePurgatory:
     """Return the engine of a snapshot and the entries since, to be kept in memory.

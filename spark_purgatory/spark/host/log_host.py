@@ -20,7 +20,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
-from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
+from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load_engine, write_entry
 from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.spark.host import calls
 from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines, step_engine, warm_engines
@@ -136,7 +136,7 @@ class LogHost(StatefulProcessor):
         found = (self._log.getValue((number,)) for number in range(head.first_entry, head.next_entry))
         entries = [_bytes(value[0]) for value in found if value is not None]
         blob = b"" if snapshot is None else _bytes(snapshot[0])
-        return load(self._spec, self._options.shards, head, blob, entries)
+        return load_engine(self._spec, self._options.shards, head, blob, entries)
 
     def _write(
         self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
