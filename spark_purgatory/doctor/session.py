@@ -27,7 +27,7 @@ from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, forgets_names
-from spark_purgatory.spark.storage.spark_access import told
+from spark_purgatory.spark.storage.spark_access import setting_of
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.worker_python import arrow_remedy
@@ -188,7 +188,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield Finding("streaming settings", "would lead to wrong outcomes", str(error))
     if requirements.runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{requirements.NO_DATA} = false: {requirements.ONLY_WITH_ROWS}")
-    if told(spark, SOCKETS) == "true":
+    if setting_of(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     elif unix_sockets("/tmp"):
         yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms. At its start: {SOCKETS} = true")

@@ -299,7 +299,7 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     old, stream.checkpoint = stream.checkpoint, stream.folder / "moved"
     given = {"source": str(old), "target": str(stream.checkpoint), "where": f"operation.row <> '{gone}'"}
     dry = move_checkpoint(stream.spark, stream.outcomes(), **given, dry_run=True)
-    assert "would drop 1 operations" in str(dry) and not stream.checkpoint.exists()
+    assert "dropped: 1 operations that wait" in str(dry) and not stream.checkpoint.exists()
     moved = move_checkpoint(stream.spark, stream.outcomes(), **given)
     assert (moved.operations, moved.dropped) == (dry.operations, 1)
     assert sum(stream.waiting().values()) == counts["operations"] - 1

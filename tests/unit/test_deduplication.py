@@ -53,7 +53,7 @@ def test_a_state_written_without_the_places_of_ids_finds_them(several: bool) -> 
     shards.step([], told("complete:b:11 extend:a:14:0.020@p"), 11)
     blob = shards.blobs[0]
     assert blob is not None
-    facts, arrays, tables = read_blob(blob, 1)
+    facts, arrays, tables = read_blob(blob)
     del arrays["rows.id_slot"]
     # p's id is remembered until its first deadline only.
     arrays["ids.deadline_us"] = np.where(arrays["ids.deadline_us"] == 34_000, 20_000, arrays["ids.deadline_us"])
@@ -71,7 +71,7 @@ def test_a_state_written_with_the_places_of_ids_is_read_where_none_are_asked_for
         return shards.blobs[0]
 
     without = replace(ANY, control_events=False)
-    assert "rows.id_slot" not in read_blob(saved(without), 1)[1]
+    assert "rows.id_slot" not in read_blob(saved(without))[1]
     for written, read in (
         (ANY, without),
         (without, ANY),

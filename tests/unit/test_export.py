@@ -119,7 +119,7 @@ def test_a_state_names_its_logs() -> None:
     shards = Shards(spec, 1, several)
     shards.step(operations, events, 0)
     shards.step([], [], 12)
-    logs = read_blob(shards.blobs[0] or b"", 1)[0]["logs"]
+    logs = read_blob(shards.blobs[0] or b"")[0]["logs"]
     named = {(log["owner"], log["kind"], log["is_named"]) for log in logs}
     assert named >= {("control", "fail", True), ("unmatched", "extend", False), ("ended", "complete", True)}
     assert all(log.keys() == {"owner", "kind", "is_named", "segments", "kept"} for log in logs)

@@ -307,8 +307,8 @@ class ExactSums:
 
     def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:
         """Add the values ``low[i] .. high[i] - 1`` behind ``prefix`` to sum ``at[i]``; all (s,)."""
-        for mine, theirs in zip(self.limbs, prefix.limbs, strict=True):
-            np.add.at(mine, at, theirs[high] - theirs[low])
+        for total, prefixes in zip(self.limbs, prefix.limbs, strict=True):
+            np.add.at(total, at, prefixes[high] - prefixes[low])
 
     def rounded(self) -> Floats:
         """Return sums of doubles, (n,), rounded to doubles: for people to read, not to compare."""

@@ -288,10 +288,10 @@ def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
     if pa.types.is_null(left.type):
         return as_bools(pc.is_null(right.take(pa.array(right_at))))
-    mine, theirs = left.take(pa.array(left_at)), right.take(pa.array(right_at))
-    same = pc.equal(mine, theirs)
+    values, others = left.take(pa.array(left_at)), right.take(pa.array(right_at))
+    same = pc.equal(values, others)
     if same.null_count:
-        same = pc.or_(pc.fill_null(same, False), pc.and_(pc.is_null(mine), pc.is_null(theirs)))
+        same = pc.or_(pc.fill_null(same, False), pc.and_(pc.is_null(values), pc.is_null(others)))
     return as_bools(same)
 
 

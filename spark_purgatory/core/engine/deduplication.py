@@ -362,8 +362,8 @@ class Deduplication:
         rows = np.flatnonzero(open_rows)
         if not len(rows):
             return EMPTY
-        mine, theirs = self.identity_of(rows), self.identity(known.ids, known.keys)
-        codes = identity_codes([pa.concat_arrays(pair) for pair in zip(mine, theirs, strict=True)])
+        waiting, arriving = self.identity_of(rows), self.identity(known.ids, known.keys)
+        codes = identity_codes([pa.concat_arrays(pair) for pair in zip(waiting, arriving, strict=True)])
         which = np.full(int(codes.max()) + 1, -1)
         which[codes[len(rows) :]] = np.arange(len(known))
         met = np.flatnonzero(which[codes[: len(rows)]] >= 0)

@@ -55,8 +55,8 @@ class Criterion:
         if self.rule not in RULES:
             raise ConfigError(f"criterion rule {self.rule!r} is unknown: use one of {', '.join(RULES)}")
         if not _is_finite(self.need):
-            said = f"criterion {self.rule} needs a finite number, got {self.need!r}"
-            raise ConfigError(f"{said}: give one, or name a column of numbers with criteria.by_row")
+            wrong = f"criterion {self.rule} needs a finite number, got {self.need!r}"
+            raise ConfigError(f"{wrong}: give one, or name a column of numbers with criteria.by_row")
         if self.need < 0 and self.code != Rule.LEVEL:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
         if isinstance(self.need, float):

@@ -168,10 +168,10 @@ def difference(name: str, then: object, now: object) -> str:
     elif name.endswith(("_us", "_ms")):
         about, unit = name.rsplit("_", 1)
         then, now = f"{then} {unit}", f"{now} {unit}"
-    said = f"{about}: the checkpoint was written with {then!r}, but the query has {now!r}"
+    differs = f"{about}: the checkpoint was written with {then!r}, but the query has {now!r}"
     if name == "completions.value" and then == DOUBLE:
-        return f"{said}. Its values are rounded to doubles already: cast completions.value to double"
-    return f"{said}: {'cast completions.value' if name == 'completions.value' else 'set it back'} to {then!r}{moves}"
+        return f"{differs}. Its values are rounded to doubles already: cast completions.value to double"
+    return f"{differs}: {'cast completions.value' if name == 'completions.value' else 'set it back'} to {then!r}{moves}"
 
 
 def other_zone(then: str, now: str) -> str:

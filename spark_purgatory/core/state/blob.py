@@ -49,7 +49,6 @@ from spark_purgatory.core.state.encodings import (
 )
 from spark_purgatory.core.state.frame import CHECKSUM, checked_body, decoding, read_header
 from spark_purgatory.core.state.payload import check_layout
-from spark_purgatory.errors import StateMismatchError
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -161,12 +160,9 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
 
 
 @decoding(WHAT)
-def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, Tables]:
-    """Read the metadata, arrays and tables of a blob; ``shards`` None allows any number of shards.
-
-    Raises StateCorruptError, StateVersionError or StateMismatchError.
-    """
-    coded, size = _checked(blob, shards)
+def read_blob(blob: bytes) -> tuple[dict[str, Any], Arrays, Tables]:
+    """Read the metadata, arrays and tables of a blob. Raises StateCorruptError or StateVersionError."""
+    coded, size = _checked(blob)
     body = pa.py_buffer(decode(coded, size))
     del coded
     position = 0
@@ -191,23 +187,19 @@ def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, 
 
 
 def shard_count(blob: bytes) -> int:
-    """Return the number of shards of the query that wrote a checked blob; 0 if each key has one."""
+    """Return the number of shards of the query that wrote a checked blob."""
     return int(HEADER.unpack_from(blob)[2])
 
 
 def other_shards(then: int, now: int) -> str:
     """Return the text of an error about another number of shards, with the remedy."""
-    was = then or None
-    return f"shards: the checkpoint was written with {was}, but the query has {now or None}: set shards={was}, {MOVES}"
+    return f"shards: the checkpoint was written with {then}, but the query has {now}: set shards={then}, {MOVES}"
 
 
 @decoding(WHAT)
 def read_metadata(blob: bytes) -> dict[str, Any]:
-    """Read the metadata alone, for any number of shards, by decoding one column of the first stream.
-
-    Raises StateCorruptError or StateVersionError.
-    """
-    coded, _ = _checked(blob, None)
+    """Read the metadata alone, by decoding one column of the first stream. Raises as `read_blob`."""
+    coded, _ = _checked(blob)
     length = LENGTH.unpack(decode(coded[: coded_size(LENGTH.size)], LENGTH.size).tobytes())[0]
     end = LENGTH.size + length
     stream = decode(coded[: coded_size(end)], end)[LENGTH.size :]
@@ -217,11 +209,9 @@ def read_metadata(blob: bytes) -> dict[str, Any]:
     return metadata
 
 
-def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
-    """Return the coded body and its size before coding; ``shards`` None allows any number of shards."""
-    written_by, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, WHAT)
-    if shards is not None and written_by != shards:
-        raise StateMismatchError(other_shards(written_by, shards))
+def _checked(blob: bytes) -> tuple[Values, int]:
+    """Return the coded body and its size before coding."""
+    _, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, WHAT)
     coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, WHAT)
     return np.frombuffer(coded, np.uint8), length
 

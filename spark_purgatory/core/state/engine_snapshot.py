@@ -159,8 +159,8 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 @decoding(WHAT)
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """Return the engine that `save` saw. Raises StateError if the blob is damaged or belongs to another query."""
-    facts, arrays, tables = read_blob(blob, shards)
-    refuse(differences_of(spec, facts, tables))
+    facts, arrays, tables = read_blob(blob)
+    refuse(_of_shards(blob, shards) + differences_of(spec, facts, tables))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = payload_of(spec, tables[PAYLOAD], facts["columns"]).evolved()
     event_snapshot.evolve_events(spec, facts, arrays, tables)
@@ -173,9 +173,12 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
 
     Raises StateError if the blob is damaged or has a format that this version does not read.
     """
-    facts, _, tables = read_blob(blob, None)
-    found = [other_shards(then, shards)] if (then := shard_count(blob)) != shards else []
-    return found + differences_of(spec, facts, tables)
+    facts, _, tables = read_blob(blob)
+    return _of_shards(blob, shards) + differences_of(spec, facts, tables)
+
+
+def _of_shards(blob: bytes, shards: int) -> list[str]:
+    return [other_shards(then, shards)] if (then := shard_count(blob)) != shards else []
 
 
 def refuse(differences: Iterable[str]) -> None:
@@ -194,7 +197,7 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
     Settings that are not in the blob, such as limits, have their defaults, so the engine must not take steps. Raises
     StateError if the blob is damaged.
     """
-    facts, arrays, tables = read_blob(blob, None)
+    facts, arrays, tables = read_blob(blob)
     return _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables), facts["columns"]
 
 
@@ -205,7 +208,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
     ``deadline_is_sum`` and limits are not in a blob. The engine has no limits, because the steps that it takes again
     were within them. Raises StateError if the blob is damaged.
     """
-    facts, arrays, tables = read_blob(blob, None)
+    facts, arrays, tables = read_blob(blob)
     names = facts["columns"]
     spec = replace(
         _spec_as_written(facts, arrays, tables),
@@ -239,7 +242,7 @@ def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
 
     The types of columns are unknown if nothing waits.
     """
-    facts, arrays, tables = read_blob(blob, None)
+    facts, arrays, tables = read_blob(blob)
     names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
     if PAYLOAD not in tables:
         return pa.schema([pa.field(name, pa.null()) for name in names]), False, spec

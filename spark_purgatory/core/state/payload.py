@@ -418,20 +418,20 @@ def merged(held: Sequence[Sequence[pa.Field]], path: str = "") -> list[pa.Field]
 
 
 def _widest(one: pa.Field, other: pa.Field, path: str) -> pa.Field:
-    mine, theirs = one.type, other.type
+    kind, another = one.type, other.type
     nullable = one.nullable or other.nullable
-    if is_record(mine) and is_record(theirs):
-        return one.with_type(pa.struct(merged([list(mine), list(theirs)], f"{path}."))).with_nullable(nullable)
-    if pa.types.is_map(mine) and pa.types.is_map(theirs):
-        key = _widest(mine.key_field, theirs.key_field, f"{path}.key")
-        item = _widest(mine.item_field, theirs.item_field, f"{path}.value")
+    if is_record(kind) and is_record(another):
+        return one.with_type(pa.struct(merged([list(kind), list(another)], f"{path}."))).with_nullable(nullable)
+    if pa.types.is_map(kind) and pa.types.is_map(another):
+        key = _widest(kind.key_field, another.key_field, f"{path}.key")
+        item = _widest(kind.item_field, another.item_field, f"{path}.value")
         return one.with_type(pa.map_(key.with_nullable(False), item)).with_nullable(nullable)
-    if is_list(mine) and is_list(theirs):
-        element = _widest(mine.value_field, theirs.value_field, f"{path}.element")
+    if is_list(kind) and is_list(another):
+        element = _widest(kind.value_field, another.value_field, f"{path}.element")
         return one.with_type(pa.list_(element)).with_nullable(nullable)
-    if pa.types.is_null(mine) or widens(mine, theirs):
+    if pa.types.is_null(kind) or widens(kind, another):
         return other.with_nullable(nullable)
-    if pa.types.is_null(theirs) or widens(theirs, mine) or plain(mine) == plain(theirs):
+    if pa.types.is_null(another) or widens(another, kind) or plain(kind) == plain(another):
         return one.with_nullable(nullable)
     raise StateMismatchError(
         f"column '{path}' is {type_text(one)} in some shards and {type_text(other)} in others. It was dropped and "

@@ -189,9 +189,9 @@ class ShardState:
 
         Raises StateError if it is damaged.
         """
-        said = {} if self.snapshot is None else read_metadata(self.snapshot)
+        metadata = {} if self.snapshot is None else read_metadata(self.snapshot)
         head = None if self.head is None else read_head(self.head)
-        return said if head is None else {**said, "tally": dict(head.tally), "gauges": dict(head.gauges)}
+        return metadata if head is None else {**metadata, "tally": dict(head.tally), "gauges": dict(head.gauges)}
 
     @property
     def size(self) -> int:

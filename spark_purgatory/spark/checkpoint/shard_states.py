@@ -25,7 +25,7 @@ from spark_purgatory.errors import RESTORE_STATE, ConfigError, StateUnreadableEr
 from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, entry_of, files_in, format_of
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, moved, own_session, settings, told
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, moved, own_session, setting_of, settings
 from spark_purgatory.spark.storage.storage_access import absolute, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
@@ -110,11 +110,11 @@ def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]
 def told_by_tasks(states: DataFrame, tell: Callable[[Iterator[ShardState]], Iterable[Any]]) -> list[Any]:
     """Return the plain JSON that a function, which the workers call, makes of the states that a task reads."""
 
-    def all_told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        told = [json.dumps(each) for each in tell(state for batch in batches for state in states_in(batch))]
-        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["told"])
+    def all_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        texts = [json.dumps(each) for each in tell(state for batch in batches for state in states_in(batch))]
+        yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["text"])
 
-    return [json.loads(row["told"]) for row in collected(states.mapInArrow(all_told, "told string"))]
+    return [json.loads(row["text"]) for row in collected(states.mapInArrow(all_texts, "text string"))]
 
 
 def shard_states(
@@ -139,8 +139,8 @@ def shard_states(
             f"{committed[-1]}: give one of them. spark.sql.streaming.minBatchesToRetain sets how many are kept"
         )
     checkpoint = absolute(spark, checkpoint)
-    said = entry_of(spark, checkpoint, f"offsets/{chosen}")[0]  # An error of Spark's reader would name no file.
-    fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
+    entry = entry_of(spark, checkpoint, f"offsets/{chosen}")[0]  # An error of Spark's reader would name no file.
+    fixed = entry.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
     try:
         with in_format(spark, checkpoint, fixed[FORMAT_VERSION]) as own:
             operator, operator_id = _operator(own, checkpoint, purgatory)
@@ -158,7 +158,7 @@ def shard_states(
             "without them. The query itself can go on"
         ) from error
     whole, heads = moved(whole, spark), moved(heads, spark)
-    return ShardStates(whole, heads, operator, chosen, watermark_ms=int(said["batchWatermarkMs"]), settings=fixed)
+    return ShardStates(whole, heads, operator, chosen, watermark_ms=int(entry["batchWatermarkMs"]), settings=fixed)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def in_format(spark: SparkSession, checkpoint: str, version: str) -> Iterator[Sp
             f"checkpoint={checkpoint!r} has states of format {version}, which Spark {spark.version} cannot read: use "
             "Spark 4.1 or a later release"
         )
-    if (told(spark, FORMAT_VERSION) or "1") == version:
+    if (setting_of(spark, FORMAT_VERSION) or "1") == version:
         yield spark
     elif is_remote():  # Its DataFrames are read with the session's settings of that time.
         raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(version)}")
@@ -210,12 +210,12 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     metadata = f"{literal(checkpoint)}/metadata"
     try:
         # Spark logs a stack trace if one path is missing, and nothing if two are.
-        said = spark.read.text([metadata, metadata]).first()
+        line = spark.read.text([metadata, metadata]).first()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return False
-    if said is not None and said["value"] == UNFINISHED:
+    if line is not None and line["value"] == UNFINISHED:
         raise ConfigError(
             f"checkpoint={checkpoint!r} is an unfinished move: run the move again. The old checkpoint is unchanged"
         )

@@ -33,7 +33,7 @@ from spark_purgatory.spark.operator.inputs import input_name
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings, is_within_a_batch
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, told
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, setting_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
     states, newest = _check(spark, checkpoint, queries, has_begun, warns=True)
     _hand_over(spark, checkpoint, queries, newest, has_begun)
-    if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
+    if states is not None and states.settings[FORMAT_VERSION] == "2" != setting_of(spark, FORMAT_VERSION):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
 
@@ -105,8 +105,8 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
         if state := state_fault(error):
             raise state from error
         # Spark may refuse its reader of states and still run the query, whose shards compare their own state.
-        said = "the state in %s could not be compared with the query before it starts: %s"
-        LOG.warning(said, errors.without_login(checkpoint), sentence_of(error))
+        warning = "the state in %s could not be compared with the query before it starts: %s"
+        LOG.warning(warning, errors.without_login(checkpoint), sentence_of(error))
     _hand_over(spark, checkpoint, queries, newest, has_begun)
     shards = max(each.shards for each in queries)
     partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
@@ -209,9 +209,9 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     """
     default = spark.conf.get(requirements.PROVIDER) or ""
     default = default if "RocksDB" in default else requirements.ROCKSDB
-    store = fixed.get(requirements.PROVIDER) or told(spark, requirements.PROVIDER) or default
+    store = fixed.get(requirements.PROVIDER) or setting_of(spark, requirements.PROVIDER) or default
     wanted = requirements.STATE_STORE_SETTINGS | {requirements.PROVIDER: store}
-    best, given = wanted.pop(FORMAT_VERSION, "1"), told(spark, FORMAT_VERSION)
+    best, given = wanted.pop(FORMAT_VERSION, "1"), setting_of(spark, FORMAT_VERSION)
     version = fixed.get(FORMAT_VERSION) or given or (best if store == requirements.ROCKSDB and not is_remote() else "1")
     if version == (given or "1"):
         return wanted
@@ -231,7 +231,7 @@ LOCAL_CHECKPOINT = {
 def without_processes(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     """Return settings of a start; none if the checkpoint is elsewhere, or the session has chosen how to write it."""
     jvm: Any = getattr(spark, "_jvm", None)
-    if jvm is None or not told(spark, "spark.master").startswith("local"):
+    if jvm is None or not setting_of(spark, "spark.master").startswith("local"):
         return {}
     try:
         conf = cast("Any", spark)._jsparkSession.sessionState().newHadoopConf()

@@ -49,5 +49,5 @@ class PandasImportingHost(PandasLogHost, ImportingHost):
 
 def log_host_imports(groups: GroupedData, importing: Importing) -> DataFrame:
     """Return the rows of the calls."""
-    options = LogHostOptions(importing.shards or 0, 0)
+    options = LogHostOptions(importing.shards, 0)
     return log_hosted(groups, ImportingHost(importing, options), PandasImportingHost(importing, options))

@@ -58,7 +58,7 @@ from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED, body_of, with_body
 from spark_purgatory.spark.storage.query_start import started
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, told
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, setting_of
 from spark_purgatory.spark.storage.storage_access import absolute, literal
 
 ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
@@ -102,7 +102,7 @@ def import_tables(
 
 def _as_before(spark: SparkSession, old: OldCheckpoint, host: str) -> dict[str, str]:
     if "RocksDB" in old.provider or host == LOG_HOST:
-        version = max(old.state_format, told(spark, FORMAT_VERSION) or "1")
+        version = max(old.state_format, setting_of(spark, FORMAT_VERSION) or "1")
         return {FORMAT_VERSION: version, PROVIDER: old.provider if "RocksDB" in old.provider else ROCKSDB}
     return {FORMAT_VERSION: "1", PROVIDER: old.provider}
 
@@ -124,7 +124,7 @@ def _blob_function(importing: Importing) -> StreamFunction:
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
         engine = importing.engine(key, rows_in(frames))
-        blob = save(engine, importing.shards or 0)
+        blob = save(engine, importing.shards)
         state.update((blob,))
         set_timeout(state, engine.next_due_ms(), engine.spec.clock_delay_ms)
         yield frame_of(nothing(len(blob)))
@@ -148,8 +148,7 @@ class Layout(NamedTuple):
     """The properties of a checkpoint that a move may change."""
 
     host: str
-    shards: int | None
-    """None if every key is a group of its own."""
+    shards: int
     partitions: int
 
 
@@ -178,16 +177,11 @@ class Move:
     def __str__(self) -> str:
         """Return lines for people."""
         before, after = self.before, self.after
-        per_shard = self.state_bytes / (after.shards or max(self.operations, 1))
-        shards = [layout.shards or "one a key" for layout in (before, after)]
         lines = [
             f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
             f"events, {self.state_bytes:,} bytes of state, from {self.source} to {self.target}",
-            *(
-                [f"{'dropped' if self.is_done else 'would drop'} {self.dropped:,} operations that wait"]
-                * (self.dropped > 0)
-            ),
-            f"shards: {shards[0]} before, {shards[1]} after, some {per_shard:,.0f} bytes each",
+            f"dropped: {self.dropped:,} operations that wait",
+            f"shards: {before.shards} before, {after.shards} after, of {self.state_bytes // after.shards:,} bytes each",
             f"host: {before.host} before, {after.host} after",
             f"state partitions: {before.partitions} before, {after.partitions} after",
             *(f"changed: {text}" for text in self.changes),

@@ -55,10 +55,9 @@ class ShardFacts:
     facts: dict[str, Any]
     tally: dict[str, Any]
     watermark_ms: int
-    shards: int | None
+    shards: int
     payload: str | None  # The schema of the operations' own columns (`schema_text`); None if nothing waits
     carried: str | None  # The schema of the events' columns that outcomes carry
-    watched: int  # Pairs of a waiting operation and a key
     event_id: str  # Arrow type of event ids
     events: int
     state_bytes: int
@@ -93,19 +92,19 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
     Raises ConfigError if no micro-batch is committed, and the errors of `shard_states`.
     """
     states = shard_states(spark, checkpoint)
-    told = [] if states is None else told_by_states(states.whole, partial(_facts, spec))
-    if states is None or not told:
+    facts = [] if states is None else told_by_states(states.whole, partial(_facts, spec))
+    if states is None or not facts:
         raise ConfigError(
             f"checkpoint={checkpoint!r} has no state yet, so there is nothing to move or export: start the query with "
             "any settings"
         )
-    return Survey(states, [ShardFacts(**each) for each in told])
+    return Survey(states, [ShardFacts(**each) for each in facts])
 
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:
     """Yield the fields of `ShardFacts` (for `told_by_states`)."""
     blob = state.blob()
-    facts, arrays, tables = read_blob(blob, None)
+    facts, arrays, tables = read_blob(blob)
     payload = None
     if PAYLOAD in tables:
         names = facts["columns"]
@@ -116,10 +115,9 @@ def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any
     yield {
         "facts": {name: facts[name] for name in FACTS},
         "tally": facts["tally"],
-        "watched": facts["gauges"]["watched"],
         "watermark_ms": facts["numbers"]["watermark_ms"],
         "event_id": str(event_ids[0]) if event_ids else "",
-        "shards": shard_count(blob) or None,
+        "shards": shard_count(blob),
         "events": sum(map(len, times)),
         "state_bytes": len(blob),
         "differences": [] if spec is None else differences_of(spec, facts, tables, MOVABLE),
@@ -143,7 +141,7 @@ class Manifest:
     query_id: str
     batch_id: int
     watermark_ms: int  # The latest watermark of an engine
-    shards: int | None
+    shards: int
     host: str
     history: dict[str, Any]  # The shards' counts since the query began, by field of `Tally`
     queries: list[dict[str, Any]]  # The different facts of the states about their query
@@ -251,8 +249,8 @@ def kept_operations(found: Survey, where: str) -> DataFrame:
 
 
 def _manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
-    told = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
-    queries = sorted({json.dumps(each, sort_keys=True) for each in told})
+    facts = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
+    queries = sorted({json.dumps(each, sort_keys=True) for each in facts})
     return Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
@@ -362,7 +360,7 @@ class Importing:
     """The properties that all shards of an import share. It is sent to the workers."""
 
     spec: EngineSpec
-    shards: int | None
+    shards: int
     watermark_ms: int
     history: Mapping[str, Any]
 

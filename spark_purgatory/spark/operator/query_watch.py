@@ -140,8 +140,8 @@ class _QueryWatch(QueryListener):
                 self._look_at_sums(progress, seen[name], name, counters)
 
     def onQueryTerminated(self, event: Any) -> None:
-        for said in (said for pattern, said in ENDS.items() if re.search(pattern, event.exception or "")):
-            LOG.error("query %s: %s", event.id, said)
+        for remedy in (remedy for pattern, remedy in ENDS.items() if re.search(pattern, event.exception or "")):
+            LOG.error("query %s: %s", event.id, remedy)
         for known in (self._seen, self._queries):
             known.pop(str(event.runId), None)
 

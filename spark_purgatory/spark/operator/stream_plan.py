@@ -255,14 +255,14 @@ def _check_what_follows(plan: Sequence[Node]) -> None:
 def with_query(results: DataFrame, query: Query) -> DataFrame:
     """Return the same rows with the query in their plan, where `queries_of` finds it."""
     spec = query.spec
-    said = {
+    facts = {
         "fingerprint": spec.fingerprint(),
         **{name: schema_text(getattr(spec, name)) for name in SCHEMAS},
         "evidence": None if spec.evidence is None else asdict(spec.evidence),
         **{name: getattr(spec, name) for name in AS_IT_IS},
         **{name: getattr(query, name) for name in ROUTING},
     }
-    return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(said).encode(), 9)).decode().strip("="))
+    return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(facts).encode(), 9)).decode().strip("="))
 
 
 def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
@@ -288,12 +288,12 @@ def queries_in(plan: str) -> list[Query]:
 
 
 def _query(text: str, sources: tuple[str, ...]) -> Query:
-    said = json.loads(zlib.decompress(base64.b32hexdecode(text + "=" * (-len(text) % 8))))
-    schemas = {name: said[name] and schema_of(said[name]) for name in SCHEMAS}
-    evidence = said["evidence"] and Evidence(**said["evidence"])
-    others = {name: _tuples(said[name]) for name in AS_IT_IS}
-    spec = replace(spec_of(said["fingerprint"]), evidence=evidence, **schemas, **others)
-    return Query(spec, **{name: said[name] for name in ROUTING}, sources=sources)
+    facts = json.loads(zlib.decompress(base64.b32hexdecode(text + "=" * (-len(text) % 8))))
+    schemas = {name: facts[name] and schema_of(facts[name]) for name in SCHEMAS}
+    evidence = facts["evidence"] and Evidence(**facts["evidence"])
+    others = {name: _tuples(facts[name]) for name in AS_IT_IS}
+    spec = replace(spec_of(facts["fingerprint"]), evidence=evidence, **schemas, **others)
+    return Query(spec, **{name: facts[name] for name in ROUTING}, sources=sources)
 
 
 def _tuples(value: Any) -> Any:

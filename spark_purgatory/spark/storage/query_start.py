@@ -24,7 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.errors import START_OVER, ConfigError
 from spark_purgatory.spark.query_listener import QueryListener
-from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, setting_of, settings
 
 LOG = logging.getLogger(__name__)
 LOGS = ("checkpointMetadata",), ("offsetLog", "commitLog")
@@ -72,7 +72,7 @@ def started(
 
 
 def _chosen(spark: SparkSession, wanted: Mapping[str, str], forced: Mapping[str, str] | None) -> dict[str, str]:
-    free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or not told(spark, name)}
+    free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or not setting_of(spark, name)}
     return free | dict(forced or {})
 
 

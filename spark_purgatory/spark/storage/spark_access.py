@@ -34,17 +34,17 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
     The last block to end restores the value from before the first, unless somebody has set another one meanwhile.
     """
-    ours = {name: (value,) for name, value in wanted.items()}
+    changes = {name: (value,) for name, value in wanted.items()}
     held = _held.setdefault(spark, {})
     try:
         with _changing:
-            for name, value in ours.items():
+            for name, value in changes.items():
                 held.setdefault(name, (spark.conf.get(name, None), []))[1].append(value)
                 spark.conf.set(name, value[0])
         yield
     finally:
         with _changing:
-            for name, value in ours.items():
+            for name, value in changes.items():
                 before, values = held.get(name, (None, []))
                 if not any(other is value for other in values):
                     continue  # Spark refused one before it.
@@ -66,17 +66,17 @@ def cores_of(spark: SparkSession) -> int | None:
     For a local master a plan shows them, under Spark Connect too. A cluster's executors start later and may become
     more, so only their configured cores and their configured maximum count.
     """
-    if re.match(r"local(\[|$)", told(spark, "spark.master")):
+    if re.match(r"local(\[|$)", setting_of(spark, "spark.master")):
         plan = spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
         found = re.search(r"splits=(?:Some\()?(\d+)", plan)
         return int(found[1]) if found else None
-    grows = told(spark, "spark.dynamicAllocation.enabled").lower() == "true"
-    most = told(spark, "spark.dynamicAllocation.maxExecutors" if grows else "spark.executor.instances")
-    each = told(spark, "spark.executor.cores")
+    grows = setting_of(spark, "spark.dynamicAllocation.enabled").lower() == "true"
+    most = setting_of(spark, "spark.dynamicAllocation.maxExecutors" if grows else "spark.executor.instances")
+    each = setting_of(spark, "spark.executor.cores")
     return int(most) * int(each) if most.isdigit() and each.isdigit() else None
 
 
-def told(spark: SparkSession, name: str) -> str:
+def setting_of(spark: SparkSession, name: str) -> str:
     """Return a setting, "" if it is not set or this session may not read it."""
     try:
         return spark.conf.get(name, None) or ""

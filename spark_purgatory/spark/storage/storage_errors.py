@@ -126,8 +126,8 @@ def out_of_batch(error: Exception) -> Exception:
     """
     if is_interruption(error):
         return InterruptedError("py4j.protocol.Py4JJavaError: An error occurred while calling: " + STOPPED)
-    if isinstance(error, SPARK_FAULTS) and (ours := own_error(error) or state_fault(error)) is not None:
-        return ours
+    if isinstance(error, SPARK_FAULTS) and (own := own_error(error) or state_fault(error)) is not None:
+        return own
     return StorageError(f"a micro-batch failed: {sentence_of(error)}") if isinstance(error, JAVA_FAULTS) else error
 
 
