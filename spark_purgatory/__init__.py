@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from spark_purgatory import metrics
     from spark_purgatory.config import Completions, Operations
     from spark_purgatory.core.spec import criteria
-    from spark_purgatory.spark.checkpoint.gauges import gauges
-    from spark_purgatory.spark.checkpoint.pending import pending
+    from spark_purgatory.spark.checkpoint.pending import gauges, pending
     from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
     from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
     from spark_purgatory.spark.monitoring.monitor import monitor
@@ -53,7 +52,7 @@ _MODULES = {
     "RecordAccumulator": "spark.sink.record_accumulator",
     "check_checkpoint": "spark.checkpoint.start_check",
     "export_state": "spark.move.tables",
-    "gauges": "spark.checkpoint.gauges",
+    "gauges": "spark.checkpoint.pending",
     "monitor": "spark.monitoring.monitor",
     "move_checkpoint": "spark.move.move",
     "pending": "spark.checkpoint.pending",

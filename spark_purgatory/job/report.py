@@ -25,8 +25,7 @@ from pyspark.sql import functions as F
 from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
 from spark_purgatory.job.summary import NOTHING_LOST, JobTally, Summary, summarise, sums_of, verdict
 from spark_purgatory.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.checkpoint.gauges import Gauges, counted
-from spark_purgatory.spark.checkpoint.pending import pending_in
+from spark_purgatory.spark.checkpoint.pending import Gauges, counted, pending_in
 from spark_purgatory.spark.checkpoint.shard_states import shard_states
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import opened, with_format

@@ -31,7 +31,7 @@ from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.table_changes import removed_rows
-from spark_purgatory.spark.checkpoint.gauges import counted
+from spark_purgatory.spark.checkpoint.pending import counted
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery

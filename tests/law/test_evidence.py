@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.engine import evidence, relevant_events, resolver
+from spark_purgatory.core.engine import evaluation, evidence, resolver
+from spark_purgatory.core.engine.evaluation import EvaluationInput
 from spark_purgatory.core.engine.evidence import Deliveries
-from spark_purgatory.core.engine.relevant_events import EvaluationInput
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.spec.engine_spec import Orphans
-from spark_purgatory.core.state import event_snapshot
-from spark_purgatory.core.state.engine_snapshot import differences
-from spark_purgatory.core.state.event_snapshot import save_segment
+from spark_purgatory.core.state import engine_snapshot
+from spark_purgatory.core.state.engine_snapshot import differences, save_segment
 from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
 from tests.support.evidence_worlds import carrying, noted, told
@@ -82,7 +81,7 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
 ) -> None:
     together, sizes = Resolutions.joined, list[int]()
     monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
-    monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 1)
+    monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 1)
     for seed in range(40 if EVERY_CASE else 14):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
     assert len(sizes) > 3, "few operations were resolved in parts"
@@ -174,7 +173,7 @@ def events_of_another(patch: pytest.MonkeyPatch) -> None:
 def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A state keeps events without their columns."""
     patch.setattr(
-        event_snapshot,
+        engine_snapshot,
         "save_segment",
         lambda name, segment, arrays, tables: save_segment(name, replace(segment, columns=None), arrays, tables),
     )

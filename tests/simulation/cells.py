@@ -22,8 +22,7 @@ from spark_purgatory.core.engine.waiting import waiting_fields
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
-from spark_purgatory.spark.checkpoint.gauges import _of_shards
-from spark_purgatory.spark.checkpoint.pending import waiting_rows
+from spark_purgatory.spark.checkpoint.pending import _of_shards, waiting_rows
 from tests.simulation.judge import Wrong
 from tests.simulation.play import quiet
 from tests.simulation.simulation import Simulation

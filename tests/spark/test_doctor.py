@@ -24,7 +24,7 @@ from spark_purgatory.doctor.report import DoctorRequest, findings_of
 from spark_purgatory.doctor.session import package_finding, protobuf_finding, session_findings
 from spark_purgatory.errors import StagingError, StorageError
 from spark_purgatory.job.arguments import place_of
-from spark_purgatory.spark.checkpoint.gauges import gauges
+from spark_purgatory.spark.checkpoint.pending import gauges
 from spark_purgatory.spark.host.requirements import CHANGELOG, STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN

@@ -93,7 +93,7 @@ def failing_without(lacking: tuple[str, ...], names: list[str]) -> dict[str, str
 
 def test_what_workers_run_is_in_many_modules() -> None:
     found = modules_with_functions_for_workers()
-    assert {"spark_purgatory.spark.checkpoint.gauges", "spark_purgatory.spark.operator.purgatory"} <= set(found)
+    assert {"spark_purgatory.spark.checkpoint.pending", "spark_purgatory.spark.operator.purgatory"} <= set(found)
 
 
 def test_workers_need_no_package_of_the_command_line() -> None:

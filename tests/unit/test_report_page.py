@@ -10,7 +10,7 @@ import pytest
 from spark_purgatory.job.report import COLOURS, NEWER, Report, bounds_of, page
 from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import JobTally, Summary
-from spark_purgatory.spark.checkpoint.gauges import Gauges
+from spark_purgatory.spark.checkpoint.pending import Gauges
 
 AT = 1_709_284_798_690
 """2024-03-01 09:19:58 UTC."""

@@ -27,9 +27,8 @@ from spark_purgatory.core.arrays.numbers import Numbers, addends, comparable
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand, is_first, parts_of
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_column import number_ranks, value_ranks
-from spark_purgatory.core.engine.evaluation import when_met, when_satisfied
+from spark_purgatory.core.engine.evaluation import EvaluationInput, RelevantEvents, when_met, when_satisfied
 from spark_purgatory.core.engine.outcomes import as_text, structs_of, without_prefix
-from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.spec.codes import EventKind, Status

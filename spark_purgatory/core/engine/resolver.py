@@ -15,10 +15,17 @@ from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, is_double, units_up
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
-from spark_purgatory.core.engine.evaluation import TRAITS, EvaluationResult, Progress, evaluate, totals
+from spark_purgatory.core.engine.evaluation import (
+    TRAITS,
+    EvaluationInput,
+    EvaluationResult,
+    Progress,
+    RelevantEvents,
+    evaluate,
+    totals,
+)
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
-from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
 from spark_purgatory.core.events.event_log import EventLog, Spans
 from spark_purgatory.core.kafka.watchers import Watchers

@@ -2,6 +2,11 @@
 
 The primary columns and the sorted runs are saved as they are. Everything that follows from them at the speed of memory
 is derived again: the rows of entries, the entries that are listed, ticks of timers, and columns of the payload.
+
+Segments of logs are arrays and tables, and each has a table of the columns of events that outcomes carry. A query that
+keeps other columns matches them by name, like the operations' own columns (`payload`). A column that the query no
+longer names is dropped, because nothing else reads it. A new one is null in events from before. So a query that orders
+events by value has to wait until none of these counts.
 """
 
 from __future__ import annotations
@@ -21,19 +26,106 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.operation_table import TIMES, extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey
-from spark_purgatory.core.events.event_log import EventLog
+from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
-from spark_purgatory.core.state import event_snapshot
 from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.encodings import Arrays
 from spark_purgatory.core.state.frame import decoding
-from spark_purgatory.core.state.payload import Comparison, StoredPayload, matched
+from spark_purgatory.core.state.payload import Comparison, StoredPayload, matched, sent
 from spark_purgatory.errors import LimitError, StateMismatchError
+
+UNVALUED = (
+    "evidence_order='value': the checkpoint has events without their values, because outcomes carried none when they "
+    "arrived, and operations may still count them: set evidence='all' and evidence_order='time' until the operations "
+    "that wait now have their outcomes"
+)
+EVENT_LOGS = ("control", "unmatched")  # owners of logs of events, besides that of completions
+
+
+def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
+    """Save a segment as arrays and tables whose names begin with ``name``."""
+    arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
+    arrays[f"{name}.time_us"] = segment.time_us
+    if segment.value is not None:
+        arrays[f"{name}.value"] = numbers.stored(segment.value)
+    tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
+    if segment.event_ids is not None:
+        tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
+    if segment.columns is not None:
+        tables[f"{name}.columns"] = [pa.RecordBatch.from_struct_array(segment.columns)]
+
+
+def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
+    columns = tables.get(f"{name}.columns")
+    return EventSegment(
+        group_hash=arrays[f"{name}.group_prefix"] << ROW_BITS,
+        group_keys=tables[f"{name}.keys"][0].column(0),
+        start=arrays[f"{name}.start"],
+        time_us=arrays[f"{name}.time_us"],
+        value=numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
+        event_ids=tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
+        columns=None if columns is None else columns[0].to_struct_array(),
+    )
+
+
+def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> list[str]:
+    """Return the changes that the columns carried by outcomes do not allow, each with its remedy."""
+    held = [tables[name] for name in _event_tables(facts, tables) if name in tables] if spec.event_columns else []
+    matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
+    found = [f"completions.columns: {text}" for each in matched for text in each.differences()]
+    return found + ([UNVALUED] if _lacks_values(spec, facts) else [])
+
+
+def _lacks_values(spec: EngineSpec, facts: dict[str, Any]) -> bool:
+    """Return True if the query orders events by value, and an operation may count one that was kept without it."""
+    until_us = facts["unvalued_until_us"]
+    if until_us is None or spec.evidence is None or not spec.evidence.largest:
+        return False
+    oldest_us, watermark_us = facts["gauges"]["oldest_us"], 1000 * facts["numbers"]["watermark_ms"]
+    first_us = watermark_us + 1 if oldest_us is None else min(oldest_us, watermark_us + 1)
+    return bool(until_us >= first_us - spec.lookback_us)
+
+
+def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
+    """Return the columns of events that outcomes carry, void if the state has no event; None: they carry none."""
+    names = facts["event_columns"]
+    if names is None:
+        return None
+    held = (tables[name][0].schema.types for name in _event_tables(facts, tables) if name in tables)
+    return pa.schema(zip(names, next(held, [pa.null()] * len(names)), strict=True))
+
+
+def _event_tables(facts: dict[str, Any], tables: Tables) -> list[str]:
+    """Return the names of the tables of these columns, one for each segment of a log of events."""
+    logs = {"log", *(f"logs.{n}" for n, each in enumerate(facts["logs"]) if each["owner"] in EVENT_LOGS)}
+    segments = [name.removesuffix(".keys") for name in tables if name.endswith(".keys")]
+    return [f"{name}.columns" for name in segments if name.rpartition(".")[0] in logs]
+
+
+def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
+    """Give the events the columns that the query keeps, null if they were not kept before."""
+    for table in _event_tables(facts, tables):
+        held = tables.pop(table, None)
+        if not spec.event_columns:
+            continue
+        if held is None:
+            kind = pa.struct(sent(spec.event_columns))
+            rows = pa.nulls(len(arrays[table.removesuffix("columns") + "time_us"]), kind)
+            tables[table] = [pa.RecordBatch.from_arrays(rows.flatten(), schema=pa.schema(kind))]
+        else:
+            tables[table] = carried_of(spec, held, facts["event_columns"]).evolved()
+
+
+def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
+    """Match the columns that are kept of events with those that a query keeps."""
+    assert spec.event_columns is not None
+    return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))
+
 
 Numbers = dict[str, int]
 
@@ -145,7 +237,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     logs = [("log", engine.events.log), *((f"logs.{n}", log) for n, (_, log) in enumerate(_other_logs(engine)))]
     for name, log in logs:
         for i, segment in enumerate(log.segments):
-            event_snapshot.save_segment(f"{name}.{i}", segment, arrays, tables)
+            save_segment(f"{name}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -163,7 +255,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     refuse(_of_shards(blob, shards) + differences_of(spec, facts, tables))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = payload_of(spec, tables[PAYLOAD], facts["columns"]).evolved()
-    event_snapshot.evolve_events(spec, facts, arrays, tables)
+    evolve_events(spec, facts, arrays, tables)
     return _restored(spec, facts, arrays, tables)
 
 
@@ -226,7 +318,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
 
 def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EngineSpec:
     """Return the spec of the query that wrote a blob, as far as the blob has it."""
-    carried = event_snapshot.event_columns_of(facts, tables)
+    carried = event_columns_of(facts, tables)
     return replace(
         spec_of(facts["spec"]),
         roles=tuple(facts["roles"].items()),
@@ -268,7 +360,7 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
 
     def restored_log(name: str, segments: int, kept: int) -> EventLog:
         parts = (f"{name}.{i}" for i in range(segments))
-        return EventLog([event_snapshot.restore_segment(part, arrays, tables) for part in parts], kept)
+        return EventLog([restore_segment(part, arrays, tables) for part in parts], kept)
 
     engine.events.unvalued_until_us = facts["unvalued_until_us"]
     engine.events.log = restored_log("log", counts["segments"], counts["log_kept"])
@@ -294,7 +386,7 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
     found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
         found += payload_of(spec, tables[PAYLOAD], facts["columns"]).differences()
-    return list(dict.fromkeys([*found, *event_snapshot.differences_of_events(spec, facts, tables)]))
+    return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
 
 
 def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:

@@ -28,7 +28,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 # Events are kept as completions; control events, or completions that name an operation; or events that no operation has
 # counted. The last two are time ranges of operations that ended: of events that would have counted, and after it.
-LOG, CONTROL, UNMATCHED, ENDED, PAST = KEPT_AS = ("log", "control", "unmatched", "ended", "past")
+LOG, CONTROL, UNMATCHED, ENDED, PAST = ("log", "control", "unmatched", "ended", "past")
 
 
 def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table | None:

@@ -23,7 +23,7 @@ from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.metrics import Reporter, Sample
 from spark_purgatory.metrics.catalog import BY_NAME, Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
-from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
+from spark_purgatory.spark.checkpoint.pending import Gauges, gauges
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery

@@ -35,7 +35,7 @@ from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.state.engine_snapshot import refuse, save
 from spark_purgatory.errors import BugError, ConfigError
-from spark_purgatory.spark.checkpoint.gauges import gauges
+from spark_purgatory.spark.checkpoint.pending import gauges
 from spark_purgatory.spark.checkpoint.start_check import store_settings
 from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
 from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in

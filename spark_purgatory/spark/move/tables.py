@@ -25,8 +25,14 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
 from spark_purgatory.core.state.blob import read_blob, shard_count
-from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of, inspect, payload_of
-from spark_purgatory.core.state.event_snapshot import carried_of, event_columns_of
+from spark_purgatory.core.state.engine_snapshot import (
+    PAYLOAD,
+    carried_of,
+    differences_of,
+    event_columns_of,
+    inspect,
+    payload_of,
+)
 from spark_purgatory.core.state.export import (
     ShardTables,
     engine_from_tables,
