@@ -16,14 +16,14 @@ from rich.console import Console
 from spark_purgatory.config.units import parse_duration
 from spark_purgatory.doctor.machine import Finding
 from spark_purgatory.doctor.report import as_objects, session_or_finding, show_findings
-from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError
+from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError, StorageError
 from spark_purgatory.job.arguments import settings_from
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM
-from spark_purgatory.spark.storage.checkpoint_files import body_of
+from spark_purgatory.spark.storage.checkpoint_files import Damage, body_of, faults_of, logs_of, needed
 from spark_purgatory.terminal import at_work, say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
@@ -186,6 +186,9 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
             f"checkpoint={checkpoint!r} has no file 'metadata' of a query on this machine's disk: name the "
             "checkpointLocation. If it is in another storage, run spark-purgatory status --spark"
         )
+    # A second look, because a query that is running may have written in the middle of the first.
+    if _faults(folder) and (found := _faults(folder)):
+        raise StorageError(f"checkpoint={checkpoint!r} is damaged. {'; '.join(map(str, found))}")
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)
     if not (folder / CLAIM).is_dir():
@@ -200,6 +203,14 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     return QueryStatus(
         history, committed, tuple(str(claim.get("path") or claim.get("table")) for claim in claims), ledger
     )
+
+
+def _faults(folder: Path) -> list[Damage]:
+    """Return the faults of Spark's own files in a checkpoint, from which the query would continue."""
+    names = "commits", "offsets", "sources"
+    logs = logs_of(file.as_posix() for name in names for file in (folder / name).rglob("*"))
+    paths = "metadata", *needed(logs)
+    return list(faults_of({path: (folder / path).read_text("utf-8", "replace") for path in paths}, logs))
 
 
 def _batch(file: Path) -> MicroBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,7 +62,10 @@ def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, caps
     assert "is damaged" in capsys.readouterr().err
     (checkpoint / "offsets" / "6").write_text("")
     assert show_status(str(checkpoint), terminal()) == 2
-    assert "offsets/6 is damaged" in " ".join(capsys.readouterr().err.split())
+    assert "offsets/6 is empty, as a power loss leaves it" in " ".join(capsys.readouterr().err.split())
+    shutil.rmtree(checkpoint / "offsets")
+    assert show_status(str(checkpoint), terminal()) == 2
+    assert "offsets/5 is missing, but its micro-batch is committed" in " ".join(capsys.readouterr().err.split())
     assert show_status(str(checkpoint / "none"), terminal()) == 2
     assert "run spark-purgatory status --spark" in capsys.readouterr().err
 
