@@ -275,13 +275,12 @@ class WorldActions(SparkActions):
         if world.takes_nothing:
             fault = "absent"
             self.sender.waited()
-        state, _ = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, intent.schema or "")
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             world.put(intent, rows, self.target)
         if fault:
             return Failed(fault, "Drop it" * (fault == "remedy"))
-        return do.Committed(state.history.version)
+        return do.Committed()
 
 
 class WorldSender(Sender):

@@ -499,7 +499,7 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
 
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
-    results = [do.Committed(0), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
+    results = [do.Committed(), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
     assert {type(result) for result in results} < set(OF_DRAINS)
     for state, result in product(DrainState, results):
         if (state, type(result)) not in MOVES:

@@ -57,10 +57,17 @@ class Intend(NamedTuple):
     taken: tuple[Piece, ...]
 
 
+class Check(NamedTuple):
+    """Look at the table once more, before an intent is committed again or by another run."""
+
+    intent: Intent
+
+
 class Commit(NamedTuple):
     """Bring the pieces that an intent takes to the table."""
 
     intent: Intent
+    to_count: tuple[Piece, ...] = ()  # The rows of these are counted once more before.
     max_file_rows: int = 0  # A file of the table is cut here; 0: nowhere.
 
 
@@ -89,7 +96,21 @@ class Return:
 
 
 Action = (
-    Look | Renumber | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
+    Look
+    | Renumber
+    | Adopt
+    | Skip
+    | Stage
+    | Count
+    | Admit
+    | Intend
+    | Check
+    | Commit
+    | ReadBack
+    | CleanUp
+    | Wait
+    | Stop
+    | Return
 )
 HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
 
@@ -136,19 +157,23 @@ class Counted(NamedTuple):
 
 
 class Intended(NamedTuple):
-    """The intent is durable."""
+    """The intent is durable, and the table was looked at for it."""
 
     intent: Intent
+
+
+class Checked(NamedTuple):
+    """The table is the one that the query writes to, takes the intent's rows, and is at this version."""
+
+    version: int
 
 
 class Begun:
     """The commit is running next to the micro-batches; its own result comes later."""
 
 
-class Committed(NamedTuple):
-    """The commit returned; the table was at ``before_version`` before it."""
-
-    before_version: int
+class Committed:
+    """The commit returned."""
 
 
 class Found(NamedTuple):
@@ -173,6 +198,7 @@ Result = (
     | Staged
     | Counted
     | Intended
+    | Checked
     | Begun
     | Committed
     | Failed

@@ -25,11 +25,13 @@ LONGEST_WAIT_MS = 1000
 PIECES_PER_FILE = 8  # Staged files per ``batch_size``: a batch without room for the next piece is at least 7/8 full.
 # The state of a drain after a result. Any other pair is a bug, and changes nothing.
 MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
-    (DrainState.DONE, do.Intended): DrainState.INTENDED,
+    (DrainState.DONE, do.Intended): DrainState.READY,
     (DrainState.DONE, Failed): DrainState.DONE,
-    (DrainState.INTENDED, do.Begun): DrainState.UNDERWAY,
-    (DrainState.INTENDED, do.Committed): DrainState.WRITTEN,
+    (DrainState.INTENDED, do.Checked): DrainState.READY,
     (DrainState.INTENDED, Failed): DrainState.UNSURE,
+    (DrainState.READY, do.Begun): DrainState.UNDERWAY,
+    (DrainState.READY, do.Committed): DrainState.WRITTEN,
+    (DrainState.READY, Failed): DrainState.UNSURE,
     (DrainState.UNDERWAY, do.Committed): DrainState.WRITTEN,
     (DrainState.UNDERWAY, Failed): DrainState.UNSURE,
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
@@ -61,7 +63,10 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
     if (error := _why_stop(ledger, policy)) is not None:
         return do.Stop(error)
     if intent is not None and ledger.drain is DrainState.INTENDED and not policy.is_backing_off(now_ms):
-        return do.Commit(intent, policy.cut_rows(intent.taken))
+        return do.Check(intent)
+    if intent is not None and ledger.drain is DrainState.READY:
+        to_count = tuple(piece for piece in intent.taken if piece.key not in ledger.just_counted)
+        return do.Commit(intent, to_count, policy.cut_rows(intent.taken))
     if ledger.incoming is not None:
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
     if work.is_evaluated:
@@ -186,9 +191,9 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
             ledger.admit()
         case do.Intended(intent):
             ledger.take(intent)
-            ledger.failure = None
-        case do.Committed(before_version):
-            ledger.before_version = before_version
+            ledger.failure, ledger.before_version = None, intent.base_version
+        case do.Checked(version):
+            ledger.before_version, ledger.just_counted = version, frozenset()
         case Failed():
             ledger.failure = result
         case do.Found(table_id, commit):
@@ -198,7 +203,7 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
             ledger.epochs -= ledger.idle_epochs()
         case do.NotThere(taken_back):
             ledger.taken_back = taken_back
-        case do.Begun() | do.Wait():
+        case do.Begun() | do.Committed() | do.Wait():
             pass
         case _:
             raise BugError(f"{result!r} is not the result of an action")

@@ -58,9 +58,6 @@ class SparkActions:
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
         self._rules: dict[str, staged_files.Rules] = {}  # By the columns of the rows.
-        self._counted: set[tuple[str, str]] = set()  # Keys of pieces counted since a micro-batch was staged.
-        # The table as an intent found it, and the pieces that were counted earlier, for the commit right after it.
-        self._checked: tuple[TableState, Sequence[Piece]] | None = None
 
     def open(self, spark: SparkSession) -> Ledger:
         """Read the log and return its ledger, for a run that begins."""
@@ -77,7 +74,7 @@ class SparkActions:
         try:
             return self._carry_out(action, ledger, work)
         except SPARK_FAULTS as error:
-            if is_interruption(error) or not isinstance(action, do.Intend | do.Commit | do.ReadBack):
+            if is_interruption(error) or not isinstance(action, do.Intend | do.Check | do.Commit | do.ReadBack):
                 raise
             said = sentence_of(error)
             if not isinstance(action, do.ReadBack):
@@ -106,6 +103,10 @@ class SparkActions:
                 return do.Counted(self.count(spark, ledger, batches))
             case do.Intend():
                 return self._intend(ledger, action, work)
+            case do.Check(intent):
+                table_id = ledger.table_id or intent.table_id
+                state, _ = self.check_table(spark, ledger, table_id, intent.schema or "")
+                return do.Checked(state.history.version)
             case do.Commit():
                 return self.commit(ledger, action, work)
             case do.ReadBack(intent):
@@ -113,8 +114,7 @@ class SparkActions:
                 state = self.target.state(spark, intent.base_version, app_id, intent)
                 found = self.truth.read_back(ledger, intent, state)
                 if isinstance(found, do.Found):
-                    before = ledger.before_version if ledger.drain is DrainState.WRITTEN else None
-                    before = intent.base_version if before is None else before
+                    before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version
                     self.target.check_written(state, before, found.commit.version)
                     self.target.keep(spark, app_id, found.commit.version)
                 return found
@@ -154,7 +154,6 @@ class SparkActions:
     def _stage(self, ledger: Ledger, action: do.Stage, work: do.Work) -> StagedBatch:
         """Do step 3 of the protocol."""
         epoch, number = ledger.next_drain, work.before
-        self._counted.clear()
         if (schema := work.schema_after(ledger.schema)) != ledger.schema:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, schema))
         path = ledger.run.batch_path(epoch, number)
@@ -178,7 +177,6 @@ class SparkActions:
         """Return the pieces of micro-batches that this run has staged, by micro-batch."""
         found = self._measured(spark, ledger, [staged.path for staged in batches], "staged micro-batch")
         staged_files.check_one_writer(found, self.folder.uri)
-        self._counted.update(piece.key for piece in found)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
@@ -214,7 +212,6 @@ class SparkActions:
     def _intend(self, ledger: Ledger, action: do.Intend, work: do.Work) -> do.Result:
         """Do step 4. ForeignWriterError if someone else made an intent of this number."""
         state, schema = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
-        self._checked = state, [piece for piece in action.taken if piece.key not in self._counted]
         keys = {piece.key for piece in action.taken}
         intent = Intent(
             number=ledger.next_drain,
@@ -277,12 +274,9 @@ class SparkActions:
     def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:
         """Do step 5."""
         spark, intent = work.spark, action.intent
-        checked, self._checked = self._checked, None
-        if pieces := checked[1] if checked else intent.taken:
-            self.check_pieces(spark, ledger, pieces)
-        table_id, columns = ledger.table_id or intent.table_id, intent.schema or ""
-        state = checked[0] if checked else self.check_table(spark, ledger, table_id, columns)[0]
-        schema, files = StagedColumns.of(columns).rows, [*by_partition(intent.taken).values()]
+        if action.to_count:
+            self.check_pieces(spark, ledger, action.to_count)
+        schema, files = StagedColumns.of(intent.schema or "").rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))
             mark = ledger.names.app_id, intent.number, intent.uuid
@@ -292,7 +286,7 @@ class SparkActions:
             # Another run may have ended the drain meanwhile, and the table may have forgotten it since.
             ledger_format.check_alone(spark, self.folder, intent)
             self.target.publish(spark, intent.uuid)
-        return do.Committed(state.history.version)
+        return do.Committed()
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
         """Do step 7 for the last intent."""

@@ -80,7 +80,7 @@ class TableTruth:
         facts, history, names = state.facts, state.history, ledger.names
         if (before := intent.table_version) not in (None, NO_VERSION) and (undone := history.undone(before)):
             raise _lost(names, intent.number, f"it was {undone.what} while a drain was written", history, intent)
-        is_written = ledger.drain is DrainState.WRITTEN and ledger.before_version is not None
+        is_written = ledger.drain is DrainState.WRITTEN
         if is_written and facts is None:
             raise _lost(names, intent.number, "it is gone after a commit to it", history, intent)
         if is_written and facts is not None and intent.table_id not in (None, facts.id):
@@ -91,7 +91,7 @@ class TableTruth:
         taken_back = _taken_back(ledger, history)
         if facts is None or taken_back is not None or not is_written:
             return NotThere(taken_back)
-        return Found(facts.id, _skipped(names, intent, ledger.before_version or NO_VERSION, history))
+        return Found(facts.id, _skipped(names, intent, ledger.before_version, history))
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""

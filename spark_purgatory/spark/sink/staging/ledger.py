@@ -31,7 +31,8 @@ NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drai
 
 class DrainState(Enum):
     DONE = "done"  # The commit was read back and noted, or there was no drain yet.
-    INTENDED = "intended"  # The table does not have it: it must be committed, for the first time or again.
+    INTENDED = "intended"  # The table does not have it, and must be looked at before it is committed.
+    READY = "ready"  # The table was looked at: it can be committed now.
     UNDERWAY = "underway"  # A thread is committing it.
     UNSURE = "unsure"  # The table may have it: a commit raised, or the run that made the intent has ended.
     WRITTEN = "written"  # The commit returned. The table may have skipped it.
@@ -75,7 +76,8 @@ class Ledger:
     failure: Failed | None = None  # Why the table did not take the last drain; None once it took one.
     fault: PurgatoryError | None = None  # The error that ends the query.
     taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
-    before_version: int | None = None  # The table's version before the commit that returned last.
+    before_version: int = -1  # The table's version when it was looked at for the commit.
+    just_counted: frozenset[tuple[str, str]] = frozenset()  # Keys of pieces counted since a micro-batch was staged.
     is_compared: bool = False  # The log was compared with the table, which a run does first.
     is_adopted: bool = False  # Everything staged since the last intent counts, which a run does second.
 
@@ -122,6 +124,7 @@ class Ledger:
 
     def stage(self, staged: StagedBatch) -> None:
         """Add a micro-batch that was staged. Without rows it counts at once, with rows once it is admitted."""
+        self.just_counted = frozenset()
         if staged.contents.rows:
             self.incoming = staged
             self.epochs.add(staged.epoch)
@@ -131,6 +134,7 @@ class Ledger:
     def count(self, pieces_of: Mapping[int, Iterable[Piece]]) -> None:
         """Take in the pieces of all uncounted micro-batches, or the size of the incoming one."""
         pieces = [piece for found in pieces_of.values() for piece in found]
+        self.just_counted = self.just_counted.union(piece.key for piece in pieces)
         if self.incoming is not None and self.is_incoming(pieces_of):
             self.incoming = replace(self.incoming, staged_bytes=sum(piece.staged_bytes for piece in pieces))
         else:
