@@ -62,10 +62,10 @@ class Staged:
             ledger, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
             actions, folder = sender.actions, sender.actions.folder.uri
             adopted = Adopted(actions.find(self.spark, ledger, before))
-            protocol.apply(ledger, adopted, Work(self.spark, before))
+            protocol.apply(ledger, adopted, Work(self.spark, before), 0)
             pieces = list(ledger.pieces.values())
-            if ledger.fault is not None:
-                raise ledger.fault
+            if ledger.first_missing is not None:
+                return "StagingError"
             actions.check_pieces(self.spark, ledger, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:

@@ -75,7 +75,7 @@ def test_a_drain_that_fails_is_logged_with_its_cause_and_the_next_attempt_and_so
     with full_disk_at("before commit"), pytest.raises((PySparkException, PurgatoryError)):
         stream.run(stream.rows())
     retries = [line for line in caplog.messages if "next attempt in" in line]
-    assert re.match(r"drain of \d files to table .* failed \(attempt 1\), next attempt in \d+ ms: .*", retries[0])
+    assert re.match(r"drain \d+ to table .* failed \(attempt 1\), next attempt in \d+ ms: .*", retries[0])
     caplog.clear()
     assert stream.run(stream.rows()).numbers() == every(1)
     assert any("drain 0 was not committed" in line for line in caplog.messages)

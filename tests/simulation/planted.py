@@ -54,20 +54,13 @@ def order_decides(patch: Patch) -> None:
 
 def drain_without_retries(patch: Patch) -> None:
     """A drain that an earlier run left is tried once."""
-    take_in, retry = PolicyAdapter.take_in, PolicyAdapter._retry
-    left: list[PolicyAdapter] = []
+    is_out_of_time = PolicyAdapter.is_out_of_time
 
-    def noting(self: PolicyAdapter, ledger: Ledger, action: Any, result: Any) -> None:
-        take_in(self, ledger, action, result)
-        if isinstance(result, do.Looked) and not ledger.is_done:
-            left.append(self)
+    def once(self: PolicyAdapter, ledger: Ledger) -> bool:
+        is_left = bool(ledger.taken) and ledger.intent is not None and ledger.intent.run < ledger.run.number
+        return is_out_of_time(self, ledger) or (is_left and ledger.failures > 0)
 
-    def once(self: PolicyAdapter, said: str) -> None:
-        retry(self, said)
-        self.is_out_of_time |= self in left
-
-    patch(PolicyAdapter, "take_in", noting)
-    patch(PolicyAdapter, "_retry", once)
+    patch(PolicyAdapter, "is_out_of_time", once)
 
 
 def no_read_back(patch: Patch) -> None:

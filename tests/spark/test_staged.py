@@ -16,8 +16,8 @@ from pyspark.sql import types as T
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
+from spark_purgatory.spark.sink.drain.policy_adapter import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch

@@ -154,10 +154,10 @@ def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: 
         epochs = tuple(sorted(ledger.epochs))
         intent = Intent(number, str(number), None, "", number, Contents(rows=1), (piece,), (), epochs, 0)
         actions.folder.write_entry(spark, number, *intent_entry(intent))
-        apply(ledger, Intended(intent), Work(spark, 0))
+        apply(ledger, Intended(intent), Work(spark, 0), 0)
         ledger.drain = DrainState.FOUND
         actions.clean_up(spark, ledger)
-        apply(ledger, CleanUp(), Work(spark, 0))
+        apply(ledger, CleanUp(), Work(spark, 0), 0)
 
 
 @pytest.mark.long

@@ -115,11 +115,11 @@ def _uncommitted_rows_go(patch: Callable[[Any, str, Any], None]) -> None:
         is_over = isinstance(action, do.Return) and work.is_evaluated
         return (protocol._send(ledger, policy, now_ms, everything=False) or action) if is_over else action
 
-    def trusting(ledger: Ledger, result: Any, work: do.Work) -> None:
+    def trusting(ledger: Ledger, result: Any, work: do.Work, now_ms: int) -> None:
         if isinstance(result, do.Skipped):
             work.is_evaluated = True
         else:
-            take_in(ledger, result, work)
+            take_in(ledger, result, work, now_ms)
 
     patch(sender, "next_action", eager)
     patch(sender, "apply", trusting)
@@ -184,8 +184,8 @@ def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is taken as committed."""
     take_in = protocol.apply
 
-    def trusting(ledger: Ledger, result: Any, work: do.Work) -> None:
-        take_in(ledger, result, work)
+    def trusting(ledger: Ledger, result: Any, work: do.Work, now_ms: int) -> None:
+        take_in(ledger, result, work, now_ms)
         if isinstance(result, do.Looked):
             ledger.drain = DrainState.DONE
 
@@ -196,8 +196,8 @@ def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is committed again, under the next number."""
     take_in = protocol.apply
 
-    def doubting(ledger: Ledger, result: Any, work: do.Work) -> None:
-        take_in(ledger, result, work)
+    def doubting(ledger: Ledger, result: Any, work: do.Work, now_ms: int) -> None:
+        take_in(ledger, result, work, now_ms)
         if isinstance(result, do.Looked) and ledger.intent is not None and not ledger.is_done:
             ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
             ledger.drain = DrainState.DONE

@@ -30,10 +30,10 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
-from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
+from spark_purgatory.spark.sink.drain.protocol import MOVES, apply
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger
-from spark_purgatory.spark.sink.staging.pieces import Piece
+from spark_purgatory.spark.sink.staging.pieces import Piece, Run
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.sink_world import (
     AGAIN,
@@ -449,6 +449,7 @@ def test_rows_that_the_table_does_not_take_for_delivery_timeout_stop_the_query_a
     with pytest.raises(DeliveryTimeoutError, match="for delivery_timeout, 60,000 ms: absent") as raised:
         run(world, sender)
     assert told == [(None, raised.value)]
+    assert {future.exception() for future in sender.policy.futures[0].values()} == {raised.value}
     world.takes_nothing = False
     run(world)
     assert world.in_table() == world.every()
@@ -500,13 +501,13 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
     results = [do.Committed(), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
-    assert {type(result) for result in results} < set(OF_DRAINS)
+    assert {type(result) for result in results} < {result for _, result in MOVES}
     for state, result in product(DrainState, results):
         if (state, type(result)) not in MOVES:
             ledger = Ledger(drain=state)
             before = deepcopy(ledger)
             with pytest.raises(BugError, match=f"{state.value} cannot be {type(result).__name__}"):
-                apply(ledger, result, do.Work(None, 0))
+                apply(ledger, result, do.Work(None, 0), 0)
             assert ledger == before
 
 
@@ -516,13 +517,13 @@ def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
 def test_a_clock_that_is_set_back_an_hour_does_not_stop_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = PolicyAdapter(SinkOptions(path="/table", linger="10 seconds"), "/table")
     began_ms = adapter.now()
-    adapter.append([piece(began_ms)], 0)
+    ledger = Ledger(pieces={("part-0", "p"): piece(began_ms)})
     wall_ns, elapsed_ns = time.time_ns(), time.monotonic_ns()
     monkeypatch.setattr(time, "time_ns", lambda: wall_ns - HOUR_MS * 1_000_000)
-    assert not adapter.next_pieces(adapter.now(), everything=False)
+    assert not adapter.next_pieces(ledger, adapter.now(), everything=False)
     monkeypatch.setattr(time, "monotonic_ns", lambda: elapsed_ns + 10_000_000_000)
     assert 10_000 <= adapter.now() - began_ms < 20_000
-    assert len(adapter.next_pieces(adapter.now(), everything=False)) == 1
+    assert len(adapter.next_pieces(ledger, adapter.now(), everything=False)) == 1
 
 
 @pytest.mark.parametrize(("staged_s_ago", "ripe_after_s"), [(-3600, 10), (0, 10), (4, 6), (10, 0), (7200, 0)])
@@ -534,12 +535,12 @@ def test_what_an_earlier_run_staged_lingers_from_then_on_and_never_longer_than_l
     adapter = PolicyAdapter(options, "/table")
     adapter.drain_ms = 0
     now_ms = adapter.now()
-    [future] = adapter.append([piece(now_ms - staged_s_ago * 1000)], now_ms - adapter.linger_ms)
-    ripe_s = next(s for s in range(60) if adapter.next_pieces(now_ms + s * 1000, everything=False))
-    assert ripe_s in (ripe_after_s, ripe_after_s + 1)
-    action = do.Intend(adapter.next_pieces(now_ms, everything=True))
-    adapter.take_in(Ledger(), action, Failed("said"))
-    assert not adapter.is_out_of_time and not future.is_done, "the delivery time-out begins anew"
+    staged = piece(now_ms - staged_s_ago * 1000)
+    ledger = Ledger(pieces={staged.key: staged}, run=Run(1, "a"), adopted_ms=now_ms)
+    ripe_s = next(s for s in range(60) if adapter.next_pieces(ledger, now_ms + s * 1000, everything=False))
+    assert ripe_s == ripe_after_s
+    apply(ledger, Failed("said"), do.Work(None, 0), now_ms)
+    assert not adapter.is_out_of_time(ledger), "the delivery time-out begins anew"
 
 
 def piece(staged_ms: int) -> Piece:
@@ -551,7 +552,7 @@ def test_a_callback_that_raises_is_logged_like_kafkas(caplog: pytest.LogCaptureF
         raise RuntimeError("a fault of the caller's")
 
     adapter = PolicyAdapter(SinkOptions(path="/table"), "/table", raises)
-    adapter.notify(Delivery("/table", 1, 2, 3, 4), None)
+    adapter._notify(Delivery("/table", 1, 2, 3, 4), None)
     assert "on_delivery raised" in caplog.text and "a fault of the caller's" in caplog.text
 
 
@@ -563,7 +564,7 @@ def test_a_callback_of_a_future_that_raises_is_logged_and_the_query_goes_on(capl
         raise RuntimeError("a fault of the caller's")
 
     def hook(name: str) -> None:
-        for future in sender.policy.futures[0] if name == "after intend" else ():
+        for future in sender.policy.futures[0].values() if name == "after intend" else ():
             future.add_done_callback(raises)
 
     failpoints.hook = hook

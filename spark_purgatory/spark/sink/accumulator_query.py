@@ -166,7 +166,7 @@ class AccumulatorQuery:
         Raises ConfigError under Spark Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
-        return self._sender.policy.futures.get(batch_id, ())
+        return tuple(self._sender.policy.futures.get(batch_id, {}).values())
 
     def flush(self) -> None:
         """Bring everything staged to the table.

@@ -153,6 +153,7 @@ class Staged(NamedTuple):
 class Counted(NamedTuple):
     """The pieces of staged micro-batches."""
 
+    batches: tuple[StagedBatch, ...]
     pieces: Mapping[int, tuple[Piece, ...]]
 
 

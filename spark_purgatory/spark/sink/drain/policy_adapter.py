@@ -1,38 +1,79 @@
-"""Staged pieces as records of `AccumulatorPolicy`: a queue for each table partition."""
+"""The policy of the sink: which staged files go to the table now, and when they must be counted.
+
+It holds no piece: what waits and what a drain has is in the `Ledger`, and every decision depends on the ledger, the
+time, and the sizes seen so far. Pieces are records of an `AccumulatorPolicy`, with a queue for each table partition.
+
+The policy needs bytes by table partition, which only the files' footers have. To count them is a job, so it is done as
+late as possible, about twice a drain. A file cannot be full while its partition's counted bytes, plus its share of the
+uncounted ones, are below ``batch_size``. The shares are those of the rows counted last (`Backlog`): the file of a
+partition that suddenly gets more is closed late, but it is still cut at its size, and linger and memory bound the wait.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
-from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, ExponentialBackoff
-from spark_purgatory.accumulator.sizing import SizeCalibration
+from spark_purgatory.accumulator.sizing import DecayedQuotient, SizeCalibration
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import BugError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.backlog import Backlog
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
-R = TypeVar("R")
 WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
 MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
+MAX_FILES_AHEAD = 8  # So many files' bytes may stay uncounted, in case all belong to a new partition.
+KEEP = 0.5  # The weight of what was counted before, when more is.
 KEPT_FUTURES = 100
 MAX_FULL = 1.25  # A file may be larger than batch_size by this factor before it is cut.
 TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
+
+
+class Backlog:
+    """Estimates the sizes of micro-batches before their files are counted."""
+
+    def __init__(self) -> None:
+        self._staged_a_plain: DecayedQuotient | None = None  # Bytes of files over bytes of rows.
+        self._shares: defaultdict[str, float] = defaultdict(float)  # Of the bytes counted last, by partition.
+
+    def learn(self, batches: Iterable[StagedBatch], pieces: Sequence[Piece]) -> None:
+        """Learn from micro-batches that were counted."""
+        plain_bytes = sum(staged.plain_bytes for staged in batches)
+        staged_bytes = sum(piece.staged_bytes for piece in pieces)
+        self._staged_a_plain = self._staged_a_plain or DecayedQuotient(0.0, 0.0)
+        self._staged_a_plain.observe(staged_bytes, plain_bytes, KEEP)
+        self._shares.clear()
+        for piece in pieces:
+            self._shares[piece.partition] += piece.staged_bytes / staged_bytes
+
+    def staged_bytes(self, batches: Iterable[StagedBatch]) -> float:
+        """Return the expected bytes of micro-batches' files; the bytes of their rows before any was counted."""
+        scale = 1.0 if self._staged_a_plain is None else self._staged_a_plain.value
+        return scale * sum(staged.plain_bytes for staged in batches)
+
+    def could_fill(
+        self, batches: Iterable[StagedBatch], open_bytes: Mapping[str, int], ratio: float, batch_bytes: int
+    ) -> bool:
+        """Return True if one of the files of ``open_bytes`` may be full; ``ratio`` is file bytes to staged bytes."""
+        if self._staged_a_plain is None:
+            return True
+        file_bytes = self.staged_bytes(batches) * ratio
+        if file_bytes >= batch_bytes * MAX_FILES_AHEAD:
+            return True
+        return any(
+            open_bytes.get(partition, 0) + file_bytes * self._shares.get(partition, 0.0) >= batch_bytes
+            for partition in self._shares.keys() | open_bytes.keys()
+        )
 
 
 @dataclass(frozen=True)
@@ -75,45 +116,23 @@ class PolicyAdapter:
         self.on_delivery: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
-        settings = AccumulatorSettings(
+        self._settings = AccumulatorSettings(
             batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
         )
-        backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
-        self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, _FileSizing(self.sizes), backoff)
-        # By micro-batch: all that wait, and the last `KEPT_FUTURES` that were delivered.
-        self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
+        self._backoff_ms = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
+        # Of the pieces in the ledger's dictionary, which is another one whenever the pieces are others.
+        self._queued: tuple[Mapping[tuple[str, str], Piece], AccumulatorPolicy[str, Piece, Delivery]] | None = None
+        # By micro-batch and piece: all that wait, and the last `KEPT_FUTURES` micro-batches that were delivered.
+        self.futures: dict[int, dict[tuple[str, str], RecordFuture[Delivery]]] = {}
         self.totals = Counter[str]()  # Metrics of this run that only grow, and the time of the last drain.
-        self.is_out_of_time = False  # A file has waited for delivery_timeout, and the table does not take it.
-        self.progress_ms = 0  # When the table last took something.
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)  # The time that the last drain took.
         self.every_ms = 0  # The time from one micro-batch to the next.
         self._micro_batch_ms: int | None = None  # When the last micro-batch began.
-        # The batches of the running drain; after a failure they are queued again.
-        self.in_drain: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
-        self._began_ms: int | None = None  # When the running drain began; None if an earlier run began it.
         self._made_ms, self._made_at_ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
 
     def now(self) -> int:
         """Return the wall clock of the run's start plus the time since, in ms: setting the clock moves no linger."""
         return self._made_ms + time.monotonic_ns() // 1_000_000 - self._made_at_ms
-
-    def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
-        """Return True if micro-batches that are not counted yet could change what is ready."""
-        batches, now_ms = uncounted.values(), now_ms + self._ahead_ms
-        if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ripe(now_ms):
-            return True
-        open_bytes = {queue.partition: queue.batches[-1].bytes for queue in self.policy.queues if queue.batches}
-        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
-
-    def next_pieces(self, now_ms: int, everything: bool) -> tuple[Piece, ...]:
-        """Return the pieces of the files that should go to the table now."""
-        ripe = self.policy.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
-        return _pieces_in(self.policy.peek(set(ripe), self.request_bytes, now_ms, everything))
-
-    @property
-    def _ahead_ms(self) -> int:
-        """Files are drained this early: drains begin only with micro-batches, and take time themselves."""
-        return self.drain_ms + min(self.every_ms, self.linger_ms // 2)
 
     def begin(self, work: do.Work) -> None:
         """Note that a call of the loop begins."""
@@ -122,9 +141,31 @@ class PolicyAdapter:
             self.every_ms = 0 if self._micro_batch_ms is None else work.begun_ms - self._micro_batch_ms
             self._micro_batch_ms = work.begun_ms
 
-    def is_backing_off(self, now_ms: int) -> bool:
-        """Return True if the running drain failed and it is too early to try it again."""
-        return any(batch.is_backing_off(now_ms) for batch in self.in_drain)
+    # --- decisions -----------------------------------------------------------------------------------------------
+
+    def must_count(self, ledger: Ledger, now_ms: int) -> bool:
+        """Return True if micro-batches that are not counted yet could change what is ready."""
+        batches, queued, now_ms = ledger.uncounted.values(), self._queues(ledger), now_ms + self._ahead_ms
+        if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or queued.ripe(now_ms):
+            return True
+        open_bytes = {queue.partition: queue.batches[-1].bytes for queue in queued.queues if queue.batches}
+        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
+
+    def next_pieces(self, ledger: Ledger, now_ms: int, everything: bool) -> tuple[Piece, ...]:
+        """Return the pieces of the files that should go to the table now."""
+        queued = self._queues(ledger)
+        ripe = queued.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
+        files = queued.peek(set(ripe), self.request_bytes, now_ms, everything)
+        return tuple(piece for file in files for piece in file.records)
+
+    def is_backing_off(self, ledger: Ledger, now_ms: int) -> bool:
+        """Return True if the last try failed and it is too early for another one."""
+        return ledger.failures > 0 and now_ms < ledger.failed_ms + self._backoff_ms(ledger.failures - 1)
+
+    def is_out_of_time(self, ledger: Ledger) -> bool:
+        """Return True if a file had waited for delivery_timeout when the table did not take it."""
+        first_ms = min(map(ledger.came_ms, ledger.taken or ledger.pieces.values()), default=ledger.failed_ms)
+        return ledger.failures > 0 and ledger.failed_ms - first_ms >= self.delivery_timeout_ms
 
     def cut_rows(self, pieces: Iterable[Piece]) -> int:
         """Return the rows at which files of these pieces are cut, because one would be too large; 0: no cut."""
@@ -136,110 +177,93 @@ class PolicyAdapter:
                 most.append(math.ceil(rows / math.ceil(file_bytes / self.batch_bytes)))
         return min(most, default=0)
 
-    def take_in(self, ledger: Ledger, action: do.Action, result: do.Result) -> None:
-        """Take in the result of an action and log it, after `protocol.apply` did."""
+    @property
+    def _ahead_ms(self) -> int:
+        """Files are drained this early: drains begin only with micro-batches, and take time themselves."""
+        return self.drain_ms + min(self.every_ms, self.linger_ms // 2)
+
+    def _queues(self, ledger: Ledger) -> AccumulatorPolicy[str, Piece, Delivery]:
+        """Return what waits in queues. Linger runs on from an earlier run, whose clock may have been another one."""
+        if self._queued is None or self._queued[0] is not ledger.pieces:
+            queued = AccumulatorPolicy[str, Piece, Delivery](self._settings, _FileSizing(self.sizes), self._backoff_ms)
+            for piece in ledger.pieces.values():
+                since_ms = max(piece.staged_ms, ledger.adopted_ms - self.linger_ms)
+                queued.append(piece.partition, piece, min(since_ms, ledger.came_ms(piece)))
+            self._queued = ledger.pieces, queued
+        return self._queued[1]
+
+    # --- what it learns ------------------------------------------------------------------------------------------
+
+    def learn(self, ledger: Ledger, result: do.Result) -> None:
+        """Learn from the result of an action, which the ledger has, and log it."""
         match result:
-            case do.Looked(_, commit) | do.Found(_, commit) if commit is not None and ledger.fault is None:
-                self._settle(ledger, commit)
-            case do.Looked() if ledger.intent is not None and not ledger.is_done:
-                # A drain that an earlier run left is tried as long as any other. Nothing else is queued yet.
-                self.append(ledger.intent.taken, self.now())
-                self._take(ledger.intent.taken)
-            case do.Adopted():
-                now_ms = self.now()
-                self.append(list(ledger.pieces.values()), now_ms - self.linger_ms)
-                for batch in (batch for queue in self.policy.queues for batch in queue.batches):
-                    batch.created_ms = now_ms  # Else rows older than delivery_timeout could never leave.
-            case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.is_incoming(pieces):
-                self._counted(action.batches, pieces)
+            case do.Looked(_, commit) | do.Found(_, commit) if commit is not None:
+                self._delivered(ledger, commit)
+            case do.Counted(batches, pieces) if not ledger.is_incoming(pieces):
+                self._counted(batches, pieces)
                 if (staged := ledger.staged_bytes) >= self.buffer_bytes * WARN_AT:
                     part = f"{100 * staged // self.buffer_bytes} % of buffer_memory ({self.buffer_bytes} bytes)"
                     LOG.warning(f"{staged} bytes are staged for table {self.table}, {part}")
-            case do.Intended(intent):
-                self._began_ms = self.now()
-                self._take(intent.taken)
-            case Failed() if isinstance(action, do.Intend):
-                self._take(action.taken)
-                self._retry(result.said)
+            case Failed() if ledger.is_done:
+                self._note_failure(ledger, result)
             case do.NotThere() if ledger.failure is not None:
-                self._retry(ledger.failure.said)
-            case _ if isinstance(action, do.Commit):
-                self._take(action.intent.taken)
-
-    def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
-        """Queue pieces. Their linger begins when they were staged, but not before ``since_ms``."""
-        now_ms = self.now()
-        return [
-            self.policy.append(piece.partition, piece, min(max(piece.staged_ms, since_ms), now_ms)).future
-            for piece in pieces
-        ]
+                self._note_failure(ledger, ledger.failure)
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
             for piece in found:
                 self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
-            self.futures[batch_id] = tuple(self.append(found, 0))
-        done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch)]
+            self.futures[batch_id] = {piece.key: RecordFuture() for piece in found}
+        done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch.values())]
         for number in done[:-KEPT_FUTURES]:
             del self.futures[number]
 
-    def _take(self, pieces: Sequence[Piece]) -> None:
-        """Put the files of these pieces in flight, for the first time or again after a failure."""
-        if self._began_ms is None:
-            self._began_ms = self.now()
-        while partitions := {piece.partition for piece in {*pieces} - {*_pieces_in(self.policy.in_flight)}}:
-            if not self.policy.drain(partitions, sys.maxsize, self.now()):
-                raise BugError(f"{len(partitions)} files of a drain are not queued")
-        self.in_drain = self.policy.in_flight
-
-    def _retry(self, said: str) -> None:
+    def _note_failure(self, ledger: Ledger, failure: Failed) -> None:
         self.totals["drain_retries_total"] += 1
-        error = StorageError(said)
-        outcomes = [
-            _logged(partial(self.policy.retry, batch, self.now(), error), if_raised=False)
-            for batch in reversed(self.in_drain)
-        ]
-        self.is_out_of_time = not all(outcomes)
-        if not self.is_out_of_time:
-            attempts = max(batch.attempts for batch in self.in_drain)
-            wait_ms = max(batch.backoff_ms for batch in self.in_drain)
+        if not self.is_out_of_time(ledger):
+            number, wait_ms = ledger.next_drain - (not ledger.is_done), self._backoff_ms(ledger.failures - 1)
             LOG.warning(
-                f"drain of {len(self.in_drain)} files to table {self.table} failed (attempt {attempts}), next attempt "
-                f"in {wait_ms} ms: {said}"
+                f"drain {number} to table {self.table} failed (attempt {ledger.failures}), next attempt in {wait_ms} "
+                f"ms: {failure.said}"
             )
 
-    def _settle(self, ledger: Ledger, commit: DrainCommit) -> None:
-        intent = ledger.intent
+    def _delivered(self, ledger: Ledger, commit: DrainCommit) -> None:
+        intent, now_ms = ledger.intent, ledger.progress_ms
         assert intent is not None
-        now_ms = self.progress_ms = self.now()
         rows, files, file_bytes, took_ms = commit.rows or 0, commit.files or 0, commit.bytes or 0, 0
-        if self._began_ms is not None:
-            took_ms = self.drain_ms = self.totals["drain_duration_ms"] = now_ms - self._began_ms
+        if ledger.begun_ms is not None:
+            took_ms = self.drain_ms = self.totals["drain_duration_ms"] = now_ms - ledger.begun_ms
             self.totals.update(drains_total=1, drained_rows_total=rows)
             self.totals.update(drained_files_total=files, drained_bytes_total=file_bytes)
-        self._deliver_files(commit, now_ms)
-        self._began_ms = None
+        self._deliver_files([*by_partition(intent.taken).items()], commit, now_ms)
         LOG.info(
             f"drain {intent.number} to table {self.table}: {rows or intent.taken_rows} rows in {files} files, "
             f"{file_bytes} bytes, {took_ms} ms, version {commit.version}"
         )
 
-    def _deliver_files(self, commit: DrainCommit, now_ms: int) -> None:
-        """Complete the futures of the running drain and correct the estimates; a file's bytes are a share of all."""
-        batches, self.in_drain = self.in_drain, ()
-        staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
-        for batch, staged_bytes in zip(batches, staged, strict=True):
+    def _deliver_files(self, files: Sequence[tuple[str, list[Piece]]], commit: DrainCommit, now_ms: int) -> None:
+        """Complete the futures of a drain and correct the estimates; a file's bytes are a share of all."""
+        staged = [sum(piece.staged_bytes for piece in pieces) for _, pieces in files]
+        for (partition, pieces), staged_bytes in zip(files, staged, strict=True):
             file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
             if file_bytes is not None:
-                self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
-            queued_ms = max(0, now_ms - min(piece.staged_ms for piece in batch.records))
-            rows = sum(piece.rows for piece in batch.records)
+                self.sizes.observe_committed(partition, staged_bytes, file_bytes)
+            queued_ms = max(0, now_ms - min(piece.staged_ms for piece in pieces))
+            rows = sum(piece.rows for piece in pieces)
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
-            _logged(partial(self.policy.complete, batch, delivery), if_raised=None)
-            self.notify(delivery, None)
+            for piece in pieces:
+                if future := self.futures.get(piece.batch_id, {}).get(piece.key):
+                    _settle(future, delivery, None)
+            self._notify(delivery, None)
 
-    def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """Tell everyone who waits for a delivery that the query ends with an error."""
+        for future in [future for batch in self.futures.values() for future in batch.values() if not future.is_done]:
+            _settle(future, None, error)
+        self._notify(None, error)
+
+    def _notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
         """Call the user's callback. An error that it raises is logged, as by Kafka's producer."""
         try:
             self.on_delivery(delivery, error)
@@ -256,7 +280,7 @@ class PolicyAdapter:
             "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
             "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
             "linger_ms": self.linger_ms,
-            "draining_rows": sum(piece.rows for piece in _pieces_in(self.in_drain)),
+            "draining_rows": sum(piece.rows for piece in ledger.taken),
             **dict.fromkeys(TOTALS, 0),
             **self.totals,
         }
@@ -265,14 +289,10 @@ class PolicyAdapter:
         return values
 
 
-def _logged(end: Callable[[], R], if_raised: R) -> R:
-    """End a batch. Errors of callbacks, which come once it has ended, are logged, as by Kafka's producer."""
-    try:
-        return end()
-    except ExceptionGroup:
-        LOG.exception("a callback of a future raised an error, which changes nothing else")
-        return if_raised
-
-
-def _pieces_in(batches: Iterable[ProducerBatch[str, Piece, Delivery]]) -> tuple[Piece, ...]:
-    return tuple(piece for batch in batches for piece in batch.records)
+def _settle(future: RecordFuture[Delivery], delivery: Delivery | None, error: BaseException | None) -> None:
+    """End a future. Errors of its callbacks are logged, as by Kafka's producer."""
+    for call in future.settle(delivery, error):
+        try:
+            call()
+        except Exception:
+            LOG.exception("a callback of a future raised an error, which changes nothing else")

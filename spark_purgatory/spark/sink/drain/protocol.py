@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from spark_purgatory.errors import BufferExhaustedError, BugError, DeliveryTimeoutError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.backlog import most_bytes
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, missing
 from spark_purgatory.spark.sink.staging.pieces import StagedBatch
 from spark_purgatory.spark.sink.table.history import NO_VERSION
@@ -40,7 +39,6 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
     (DrainState.WRITTEN, do.NotThere): DrainState.INTENDED,
     (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
-OF_DRAINS = tuple({result for _, result in MOVES})
 
 
 # --- the next action -----------------------------------------------------------------------------
@@ -62,7 +60,7 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.CleanUp()
     if (error := _why_stop(ledger, policy)) is not None:
         return do.Stop(error)
-    if intent is not None and ledger.drain is DrainState.INTENDED and not policy.is_backing_off(now_ms):
+    if intent is not None and ledger.drain is DrainState.INTENDED and not policy.is_backing_off(ledger, now_ms):
         return do.Check(intent)
     if intent is not None and ledger.drain is DrainState.READY:
         to_count = tuple(piece for piece in intent.taken if piece.key not in ledger.just_counted)
@@ -88,7 +86,8 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
 
 def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
     """Keep what counts within buffer_memory, except for a micro-batch that is larger than all of it."""
-    if most_bytes([*ledger.uncounted.values(), staged]) <= policy.buffer_bytes - ledger.staged_bytes:
+    most_bytes = sum(batch.most_bytes for batch in (*ledger.uncounted.values(), staged))
+    if most_bytes <= policy.buffer_bytes - ledger.staged_bytes:
         return do.Admit()
     if ledger.uncounted:
         return do.Count(tuple(ledger.uncounted.values()))
@@ -105,7 +104,7 @@ def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int, everyt
         return do.Return()
     if ledger.drain is DrainState.UNDERWAY:
         return do.Wait(LONGEST_WAIT_MS)
-    left_ms = max(work.begun_ms, policy.progress_ms) + policy.max_block_ms - now_ms
+    left_ms = max(work.begun_ms, ledger.progress_ms) + policy.max_block_ms - now_ms
     if left_ms > 0:
         return do.Wait(min(left_ms, policy.backoff_ms, LONGEST_WAIT_MS))
     said = ledger.failure.said if ledger.failure is not None else "no drain was tried"
@@ -120,11 +119,11 @@ def _send_all(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int, everyt
 
 def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> do.Action | None:
     """Return the next action of a new drain; None if nothing should be drained now or the last drain is not done."""
-    if not ledger.is_done:
+    if not ledger.is_done or policy.is_backing_off(ledger, now_ms):
         return None
-    if ledger.uncounted and (everything or policy.must_count(ledger.uncounted, now_ms)):
+    if ledger.uncounted and (everything or policy.must_count(ledger, now_ms)):
         return do.Count(tuple(ledger.uncounted.values()))
-    taken = policy.next_pieces(now_ms, everything)
+    taken = policy.next_pieces(ledger, now_ms, everything)
     return do.Intend(taken) if taken else None
 
 
@@ -137,7 +136,7 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
             f"table {ledger.names.table} cannot take a drain, however often it is tried: {failure.said}. Nothing of "
             f"the drain was written, and its rows stay staged. {failure.remedy}"
         )
-    if policy.is_out_of_time:
+    if policy.is_out_of_time(ledger):
         return DeliveryTimeoutError(
             f"table {ledger.names.table} did not take its files for delivery_timeout, {policy.delivery_timeout_ms:,} "
             f"ms: {failure.said}. Their rows stay staged and go out after a restart"
@@ -148,26 +147,22 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
 # --- its result ----------------------------------------------------------------------------------
 
 
-def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
+def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None:
     """Take in the result of an action; nothing else changes the ledger of a run and its work.
 
     BugError if the result cannot follow the ledger's state; then nothing changes. StagingError, ForeignWriterError if
     the files in the staging folder cannot count.
     """
-    if isinstance(result, OF_DRAINS):
-        if (ledger.drain, type(result)) not in MOVES:
-            raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
-        ledger.drain = MOVES[(ledger.drain, type(result))]
     match result:
         case do.Looked(table_id, commit, taken_back):
             ledger.is_compared, ledger.table_id, ledger.taken_back = True, table_id, taken_back
             if not ledger.is_done:
-                apply(ledger, do.NotThere(taken_back) if commit is None else do.Found(table_id, commit), work)
+                _move(ledger, do.NotThere(taken_back) if commit is None else do.Found(table_id, commit), now_ms)
         case do.Renumbered(intent):
             ledger.renumber(intent)
         case do.Adopted(pieces, repartitions):
             lost = ledger.adopt(pieces, work.before, repartitions)
-            ledger.is_adopted = True
+            ledger.is_adopted, ledger.adopted_ms = True, now_ms
             if lost < work.before:
                 ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, work.before)
         case do.Skipped(contents):
@@ -185,25 +180,39 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work) -> None:
             work.is_evaluated = True
             ledger.schema = work.schema_after(ledger.schema)
             ledger.stage(batch)
-        case do.Counted(pieces_of):
+        case do.Counted(_, pieces_of):
             ledger.count(pieces_of)
         case do.Admit():
             ledger.admit()
+        case do.Wait():
+            pass
+        case _:
+            _move(ledger, result, now_ms)
+
+
+def _move(ledger: Ledger, result: do.Result, now_ms: int) -> None:
+    """Take in what happened to the last intent's drain."""
+    if (ledger.drain, type(result)) not in MOVES:
+        raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
+    ledger.drain = MOVES[(ledger.drain, type(result))]
+    match result:
         case do.Intended(intent):
             ledger.take(intent)
-            ledger.failure, ledger.before_version = None, intent.base_version
+            ledger.failure, ledger.before_version, ledger.begun_ms = None, intent.base_version, now_ms
         case do.Checked(version):
             ledger.before_version, ledger.just_counted = version, frozenset()
+            ledger.begun_ms = now_ms if ledger.begun_ms is None else ledger.begun_ms
         case Failed():
             ledger.failure = result
+            if ledger.is_done:
+                ledger.fail(now_ms)
+        case do.NotThere(taken_back):
+            ledger.taken_back = taken_back
+            if ledger.failure is not None:
+                ledger.fail(now_ms)
         case do.Found(table_id, commit):
-            ledger.failure, ledger.table_id = None, table_id
+            ledger.failure, ledger.failures, ledger.progress_ms, ledger.table_id = None, 0, now_ms, table_id
             ledger.table_version = None if commit.version == NO_VERSION else commit.version
         case do.CleanUp():
             ledger.epochs -= ledger.idle_epochs()
-        case do.NotThere(taken_back):
-            ledger.taken_back = taken_back
-        case do.Begun() | do.Committed() | do.Wait():
-            pass
-        case _:
-            raise BugError(f"{result!r} is not the result of an action")
+            ledger.begun_ms = None

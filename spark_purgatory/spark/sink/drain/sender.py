@@ -142,11 +142,14 @@ class Sender:
             self.policy.begin(work)
             while not isinstance(action := self._next(work), do.Return):
                 failpoints.reach_action("before", action)
-                self._take_in(action, self._do(action, work), work)
+                result = self._do(action, work)
+                if not isinstance(result, do.Begun):
+                    failpoints.reach_action("after", action)
+                self._take_in(result, work)
             self.has_failed = False
         except Exception as error:
             if not is_interruption(error):
-                self.policy.notify(None, out_of_batch(error))
+                self.policy.give_up(out_of_batch(error))
             raise
         finally:
             self.is_running = False
@@ -162,8 +165,9 @@ class Sender:
 
     def _next(self, work: do.Work) -> do.Action:
         """Take in the result of a commit in the thread, if it ended, and return the next action."""
-        if (result := self.beside.result()) is not None and self.ledger.intent is not None:
-            self._take_in(do.Commit(self.ledger.intent), result, work)
+        if (result := self.beside.result()) is not None:
+            failpoints.reach("after commit")
+            self._take_in(result, work)
         return next_action(self.ledger, self.policy, work, self.policy.now())
 
     def _do(self, action: do.Action, work: do.Work) -> do.Result:
@@ -184,8 +188,6 @@ class Sender:
                     return do.Begun()
         return self.actions.carry_out(action, self.ledger, work)
 
-    def _take_in(self, action: do.Action, result: do.Result, work: do.Work) -> None:
-        if not isinstance(result, do.Begun):
-            failpoints.reach_action("after", action)
-        apply(self.ledger, result, work)
-        self.policy.take_in(self.ledger, action, result)
+    def _take_in(self, result: do.Result, work: do.Work) -> None:
+        apply(self.ledger, result, work, self.policy.now())
+        self.policy.learn(self.ledger, result)

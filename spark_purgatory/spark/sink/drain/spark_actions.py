@@ -100,7 +100,7 @@ class SparkActions:
             case do.Stage():
                 return do.Staged(self._stage(ledger, action, work))
             case do.Count(batches):
-                return do.Counted(self.count(spark, ledger, batches))
+                return do.Counted(batches, self.count(spark, ledger, batches))
             case do.Intend():
                 return self._intend(ledger, action, work)
             case do.Check(intent):

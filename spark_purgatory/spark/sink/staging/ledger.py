@@ -58,7 +58,8 @@ class Failed(NamedTuple):
 class Ledger:
     """Everything staged that counts, and the last drain."""
 
-    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)  # Without the intent's; in the order of staging.
+    # Without the intent's, in the order of staging. Another dictionary whenever the pieces are others.
+    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
     uncounted: dict[int, StagedBatch] = field(default_factory=dict)  # Later micro-batches whose pieces are not known.
     schema: str | None = None  # The schema of all rows staged, as JSON; None if none were.
     last_batch: int = NO_BATCH  # The last micro-batch that counts.
@@ -74,6 +75,11 @@ class Ledger:
     table_id: str | None = None  # None as long as there is no table.
     names: Names = field(default_factory=Names)
     failure: Failed | None = None  # Why the table did not take the last drain; None once it took one.
+    failures: int = 0  # Tries that failed since the table took a drain.
+    failed_ms: int = 0  # When the last one did.
+    begun_ms: int | None = None  # When the running drain began; None if an earlier run began it and nothing was tried.
+    progress_ms: int = 0  # When the table last took a drain.
+    adopted_ms: int = 0  # When the run let count what earlier runs had staged.
     fault: PurgatoryError | None = None  # The error that ends the query.
     taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
     before_version: int = -1  # The table's version when it was looked at for the commit.
@@ -106,21 +112,28 @@ class Ledger:
         return left + sum(rows for batch_id, rows in fresh.items() if batch_id > last)
 
     @property
+    def taken(self) -> tuple[Piece, ...]:
+        """The pieces of the running drain, which were not found in the table."""
+        return () if self.intent is None or self.drain in (DrainState.DONE, DrainState.FOUND) else self.intent.taken
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes of all pieces that count and were not found in the table."""
-        taken = () if self.is_done or self.intent is None else self.intent.taken
-        return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
+        return sum(piece.staged_bytes for piece in (*self.taken, *self.pieces.values()))
 
     @property
     def has_staged(self) -> bool:
         """True if a row that counts was not found in the table."""
-        is_open = not self.is_done and self.intent is not None and bool(self.intent.taken)
-        return is_open or bool(self.pieces) or bool(self.uncounted)
+        return bool(self.taken or self.pieces or self.uncounted)
 
     @property
     def may_wait(self) -> bool:
         """True if the log shows rows that the last intent does not take, also before `adopt`."""
         return bool(self.pieces) or any(batch_of(path) > self.last_batch for path in self.records)
+
+    def came_ms(self, piece: Piece) -> int:
+        """Return when this run staged or adopted a piece."""
+        return piece.staged_ms if piece.run == self.run.number else self.adopted_ms
 
     def stage(self, staged: StagedBatch) -> None:
         """Add a micro-batch that was staged. Without rows it counts at once, with rows once it is admitted."""
@@ -138,7 +151,7 @@ class Ledger:
         if self.incoming is not None and self.is_incoming(pieces_of):
             self.incoming = replace(self.incoming, staged_bytes=sum(piece.staged_bytes for piece in pieces))
         else:
-            self.pieces.update((piece.key, piece) for piece in pieces)
+            self.pieces = {**self.pieces, **{piece.key: piece for piece in pieces}}
             self.uncounted = {}
 
     def is_incoming(self, batch_ids: Container[int]) -> bool:
@@ -193,7 +206,7 @@ class Ledger:
             last_run = max(last_run, piece.run)
             if self.last_batch < piece.batch_id < before:
                 found.setdefault(piece.batch_id, {}).setdefault(piece.folder, []).append(piece)
-        self.run = replace(self.run, number=last_run + 1)
+        self.run, self.pieces = replace(self.run, number=last_run + 1), dict(self.pieces)
         made = (EmptyRun(batch_id, batch_id, self.run.number) for batch_id in repartitions)
         in_turn = sorted([*self.empty, *made], key=lambda run: run.run)
         self.empty = []  # A note that a later folder has replaced must not be continued.
@@ -233,6 +246,10 @@ class Ledger:
                 f"from a copy, or {START_OVER}"
             )
         return staged
+
+    def fail(self, now_ms: int) -> None:
+        """Note a try that the table did not take."""
+        self.failures, self.failed_ms = self.failures + 1, now_ms
 
     def take(self, intent: Intent) -> None:
         """Continue from an intent, which was decided now or read from the log."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # docs/formats.md explains them.
+MAX_GROWTH, MAX_OVERHEAD_BYTES = 2, 1 << 20  # Parquet at worst: twice the rows' bytes, and the footers.
 
 
 def generation(epoch: int) -> int:
@@ -89,6 +90,12 @@ class StagedBatch:
     contents: Contents = Contents()
     plain_bytes: int = 0  # Before any encoding.
     staged_bytes: int | None = None  # The bytes of its files, once these were counted.
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that its files can have, or those that were counted."""
+        most = self.plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES
+        return most if self.staged_bytes is None else self.staged_bytes
 
 
 class EmptyRun(NamedTuple):
