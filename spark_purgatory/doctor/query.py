@@ -168,14 +168,16 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
     what = "table and checkpoint"
     try:
         sender = Sender(with_format(spark, options), checkpoint)
-        sender.actions.look(spark, sender.open(spark))  # reads, and changes nothing
+        ledger = sender.open(spark)
+        sender.actions.look(spark, ledger)  # reads, and changes nothing, as the next does
+        if ledger.intent is not None and not ledger.is_done:
+            sender.actions.read_back(spark, ledger, ledger.intent)
     except PurgatoryError as error:
         yield Finding(what, type(error).__name__, str(error))
         return
     except SPARK_FAULTS as error:
         yield Finding(what, sentence_of(error), without_reach(error) or STAGING)
         return
-    ledger = sender.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0
     last = "complete" if ledger.is_done or not drains else "not yet"
     yield Finding(what, f"fit: {drains:,} drain{'s' * (drains != 1)}, the last {last}")

@@ -36,8 +36,7 @@ from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shar
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 from spark_purgatory.terminal import at_work, say, terminal

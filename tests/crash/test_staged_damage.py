@@ -22,7 +22,7 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain import protocol
 from spark_purgatory.spark.sink.drain.actions import Adopted, Work
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.staging.pieces import Piece
+from spark_purgatory.spark.sink.staging.ledger import Piece
 from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
 from spark_purgatory.spark.storage.checkpoint_files import next_batch
 from tests.support.now_and_then import now_and_then

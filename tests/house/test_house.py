@@ -100,7 +100,7 @@ PURE_AREAS = frozenset({"core", "accumulator"})
 PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (
-        "drain/protocol", "drain/actions", "staging/ledger", "staging/pieces",
+        "drain/protocol", "drain/actions", "staging/ledger",
         "table/history", "table/delta_history",
     )
 )  # fmt: skip

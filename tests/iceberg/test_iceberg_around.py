@@ -20,8 +20,7 @@ from spark_purgatory.doctor.query import table_findings
 from spark_purgatory.doctor.session import session_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink.repair import conflicts, repair
-from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, intent_entry, read_ledger
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite

@@ -21,9 +21,8 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import protocol, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
-from spark_purgatory.spark.sink.staging import ledger_format
-from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.pieces import EmptyRun, idle_paths
+from spark_purgatory.spark.sink.staging import staging_folder
+from spark_purgatory.spark.sink.staging.ledger import EmptyRun, Ledger, idle_paths
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.simulation.planted_host import OF_HOST
 from tests.simulation.play import Failure, play
@@ -130,7 +129,7 @@ def note_goes_on(patch: Patch) -> None:
         return found
 
     patch(Ledger, "adopt", keeping)
-    patch(ledger_format, "empty_entry", lambda run: (f"empty={run.first}-{run.last % 2}", run._asdict(), True))
+    patch(staging_folder, "empty_entry", lambda run: (f"empty={run.first}-{run.last % 2}", run._asdict(), True))
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

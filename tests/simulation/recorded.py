@@ -39,6 +39,8 @@ class RecordedRun(NamedTuple):
     planned: int
     """The last micro-batch in Spark's offset log when it was over."""
     committed: int
+    time: int = 1
+    """The time that the run reached the point: a start reads an open drain back, which it did not when some crashed."""
 
 
 class Recording(NamedTuple):
@@ -117,7 +119,7 @@ def _play(simulation: Simulation, run: RecordedRun, number: int) -> None:
     checkpoint, ended = simulation.checkpoint, ""
     simulation.run = Run(simulation, Settings(run.timeout))
     simulation.settings = simulation.run.settings
-    simulation.plan = Plan("crash", run.crashed_at, 1) if run.crashed_at else Plan()
+    simulation.plan = Plan("crash", run.crashed_at, run.time) if run.crashed_at else Plan()
     simulation.reached.clear()
 
     def a_micro_batch() -> None:

@@ -27,8 +27,7 @@ from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender,
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
-from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
+from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_claim
 from tests.simulation.moves import columns_of

@@ -18,20 +18,35 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.policy_adapter import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Ledger
-from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
-from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import (
+    NO_BATCH,
+    Contents,
+    EmptyRun,
+    Intent,
+    Ledger,
+    Piece,
+    Run,
+    StagedBatch,
+)
 from spark_purgatory.spark.sink.staging.staged_files import (
+    RulesOfSchemas,
     check_one_writer,
     file_at,
     hash_names,
     measured,
     read_files,
     row_hash,
-    rules_of,
     stage,
 )
-from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogEntry, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import (
+    FORMAT,
+    LogEntry,
+    StagingFolder,
+    empty_entry,
+    intent_entry,
+    record_entry,
+    replay,
+)
 from spark_purgatory.spark.storage.checkpoint_files import MOVED
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.damage import halve
@@ -331,7 +346,7 @@ def test_staged_rows_are_known_again_in_a_session_of_other_settings(spark: Spark
     """Maps and variants that hold timestamps were damaged, it said, once the session had another time zone."""
     rows = spark.range(20).selectExpr("id AS n").selectExpr("n", *NESTED)
     path = f"rows/generation=0/epoch=0/batch={0:020d}-000000-abcdef01"
-    stage(rows, f"{tmp_path}/{path}", rules_of(rows.schema, SinkOptions(path="/t"), ()), 0)
+    stage(rows, f"{tmp_path}/{path}", RulesOfSchemas(SinkOptions(path="/t"), ()), 0)
     pieces = measured(spark, [f"{tmp_path}/{path}"], rows.schema.json())
     found = read_files(spark, str(tmp_path), rows.schema, [pieces], ["n"])
     assert found.drop("v", "variants").collect() == rows.drop("v", "variants").collect()

@@ -15,17 +15,23 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended, Work
 from spark_purgatory.spark.sink.drain.protocol import apply
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
-from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
-from spark_purgatory.spark.sink.staging.pieces import (
+from spark_purgatory.spark.sink.staging.ledger import (
     EPOCHS_A_GENERATION,
     GENERATIONS,
     Contents,
+    DrainState,
     Intent,
+    Ledger,
     Piece,
     epoch_path,
 )
-from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder, local_folder
+from spark_purgatory.spark.sink.staging.staging_folder import (
+    FORMAT,
+    StagingFolder,
+    intent_entry,
+    local_folder,
+    read_ledger,
+)
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream, every

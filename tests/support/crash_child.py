@@ -21,7 +21,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging import ledger_format
+from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
@@ -157,7 +157,7 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
             write(self, spark, epoch, name, *rest)
 
     patch(StagingFolder, "write_entry", silent)
-    patch(ledger_format, "check_alone", lambda spark, folder, intent: None)
+    patch(staging_folder, "check_alone", lambda spark, folder, intent: None)
     _no_judge(patch)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, TableLostError
 from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.staging.ledger_format import check_alone
-from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.ledger import Intent
+from spark_purgatory.spark.sink.staging.staging_folder import check_alone
 from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget

@@ -22,10 +22,25 @@ from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
-from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, Run, StagedBatch, epoch_path
-from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
+from spark_purgatory.spark.sink.staging.ledger import (
+    Contents,
+    Failed,
+    Intent,
+    Ledger,
+    Names,
+    Piece,
+    Run,
+    StagedBatch,
+    epoch_path,
+)
+from spark_purgatory.spark.sink.staging.staging_folder import (
+    LogEntry,
+    StagingFolder,
+    empty_entry,
+    read_ledger,
+    record_entry,
+    schema_entry,
+)
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableState, TableVersion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_purgatory.spark.sink.staging.pieces import EPOCHS_A_GENERATION, GENERATIONS, idle_paths
+from spark_purgatory.spark.sink.staging.ledger import EPOCHS_A_GENERATION, GENERATIONS, idle_paths
 
 
 def test_a_generation_that_an_epoch_still_waits_in_stays() -> None:

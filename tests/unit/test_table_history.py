@@ -8,8 +8,7 @@ import pytest
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Names
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableFacts, TableState, TableVersion
 

@@ -10,8 +10,7 @@ import pytest
 from spark_purgatory.errors import ForeignWriterError, StagingError, TableLostError
 from spark_purgatory.spark.sink.drain.actions import Found, NotThere
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, TakenBack
+from spark_purgatory.spark.sink.staging.ledger import Contents, DrainState, Intent, Ledger, Names, Piece, TakenBack
 from spark_purgatory.spark.sink.table.delta_history import mark, whole_history
 from spark_purgatory.spark.sink.table.history import TableFacts, TableState
 from tests.simulation.table import Table
@@ -63,16 +62,16 @@ def test_a_restore_after_a_drain_was_written_takes_it_back_though_the_one_before
 
 
 def test_other_rows_than_the_staged_ones_stop_the_query_until_the_owner_says_that_the_drain_is_right() -> None:
-    ledger, _, state = drained(Table())
+    ledger, intent, state = drained(Table())
     newest, *older = state.history.entries
     wrong = replace(newest, commit=replace(newest.commit, rows=5))
     history = replace(state.history, entries=(wrong, *older))
     for _ in range(2):
         with pytest.raises(StagingError, match=r"committed 5 rows .* files held 1") as raised:
-            TableTruth().look(written(ledger, False), TableState(FACTS, history))
+            TableTruth().read_back(written(ledger, False), intent, TableState(FACTS, history))
     name, value = re.findall(r"TBLPROPERTIES \('(.*?)' = '(.*?)'\)", str(raised.value))[0]
     told = TableState(replace(FACTS, properties={name: value}), history)
-    assert TableTruth().look(ledger, told).commit == wrong.commit
+    assert TableTruth().read_back(ledger, intent, told) == Found("a table", wrong.commit)
 
 
 def test_a_checkpoint_that_is_older_than_the_table_is_told_the_version_that_belongs_to_it() -> None:

@@ -8,12 +8,11 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.nested import by_name, merged
+from spark_purgatory.spark.sink.drain.protocol import missing
 from spark_purgatory.spark.sink.drain.table_truth import drains_in
-from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
-from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
-from spark_purgatory.spark.sink.staging.pieces import Piece
+from spark_purgatory.spark.sink.staging.ledger import Ledger, Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
 from spark_purgatory.spark.sink.table.history import NO_VERSION

@@ -16,8 +16,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
 from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table import table_place
 from spark_purgatory.spark.sink.table.delta_start import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format

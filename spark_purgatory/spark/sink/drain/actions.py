@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from spark_purgatory.spark.sink.staging.ledger import Failed
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch, TakenBack
+from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Piece, StagedBatch, TakenBack
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 # --- actions --------------------------------------------------------------------------------------
@@ -118,10 +117,9 @@ HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: 
 
 
 class Looked(NamedTuple):
-    """The table fits the log; ``commit`` is that of the last intent, None if the table does not have it."""
+    """The table fits the log."""
 
     table_id: str | None
-    commit: DrainCommit | None
     taken_back: TakenBack | None = None
 
 

@@ -23,8 +23,7 @@ from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSet
 from spark_purgatory.accumulator.sizing import DecayedQuotient, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger
-from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch, by_partition
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
@@ -197,7 +196,7 @@ class PolicyAdapter:
     def learn(self, ledger: Ledger, result: do.Result) -> None:
         """Learn from the result of an action, which the ledger has, and log it."""
         match result:
-            case do.Looked(_, commit) | do.Found(_, commit) if commit is not None:
+            case do.Found(_, commit):
                 self._delivered(ledger, commit)
             case do.Counted(batches, pieces) if not ledger.is_incoming(pieces):
                 self._counted(batches, pieces)

@@ -11,10 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_purgatory.errors import BufferExhaustedError, BugError, DeliveryTimeoutError, StagingError, StorageError
+from spark_purgatory.errors import (
+    START_OVER,
+    BufferExhaustedError,
+    BugError,
+    DeliveryTimeoutError,
+    StagingError,
+    StorageError,
+)
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, missing
-from spark_purgatory.spark.sink.staging.pieces import StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
     (DrainState.WRITTEN, do.NotThere): DrainState.INTENDED,
     (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
+OF_DRAINS = tuple({result for _, result in MOVES})
 
 
 # --- the next action -----------------------------------------------------------------------------
@@ -48,14 +55,16 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
     """Return the next action, which depends on the arguments alone."""
     if ledger.fault is not None:
         return do.Stop(ledger.fault)
+    if ledger.first_missing is not None:
+        return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, ledger.first_missing, work.before))
     if not ledger.is_compared:
         return do.Look()
+    if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
+        return do.ReadBack(intent)
     if ledger.taken_back is not None and ledger.drain in (DrainState.DONE, DrainState.INTENDED):
         return do.Renumber(ledger.taken_back)
     if not ledger.is_adopted:
         return do.Adopt()
-    if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
-        return do.ReadBack(intent)
     if ledger.drain is DrainState.FOUND:
         return do.CleanUp()
     if (error := _why_stop(ledger, policy)) is not None:
@@ -144,6 +153,15 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     return None
 
 
+def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
+    """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
+    return StagingError(
+        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has micro-batches only up to {first - 1} "
+        "(-1: none): the folder was removed, another sink made the checkpoint, or Spark's repartition left out a "
+        f"micro-batch that failed. Nothing was written. Bring the folder back, or {START_OVER}"
+    )
+
+
 # --- its result ----------------------------------------------------------------------------------
 
 
@@ -153,18 +171,19 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
     BugError if the result cannot follow the ledger's state; then nothing changes. StagingError, ForeignWriterError if
     the files in the staging folder cannot count.
     """
+    if isinstance(result, OF_DRAINS):
+        if (ledger.drain, type(result)) not in MOVES:
+            raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
+        ledger.drain = MOVES[(ledger.drain, type(result))]
     match result:
-        case do.Looked(table_id, commit, taken_back):
+        case do.Looked(table_id, taken_back):
             ledger.is_compared, ledger.table_id, ledger.taken_back = True, table_id, taken_back
-            if not ledger.is_done:
-                _move(ledger, do.NotThere(taken_back) if commit is None else do.Found(table_id, commit), now_ms)
         case do.Renumbered(intent):
             ledger.renumber(intent)
         case do.Adopted(pieces, repartitions):
             lost = ledger.adopt(pieces, work.before, repartitions)
             ledger.is_adopted, ledger.adopted_ms = True, now_ms
-            if lost < work.before:
-                ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, work.before)
+            ledger.first_missing = lost if lost < work.before else None
         case do.Skipped(contents):
             work.is_evaluated = True
             if work.batch_id != ledger.last_batch or contents != ledger.last_contents:
@@ -184,35 +203,19 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
             ledger.count(pieces_of)
         case do.Admit():
             ledger.admit()
-        case do.Wait():
+        case do.Intended(intent):
+            ledger.begin(intent, now_ms)
+        case do.Checked(version):
+            ledger.begin_again(version, now_ms)
+        case Failed():
+            ledger.fail(result, now_ms)
+        case do.NotThere(taken_back):
+            ledger.lack(taken_back, now_ms)
+        case do.Found(table_id, commit):
+            ledger.deliver(table_id, None if commit.version == NO_VERSION else commit.version, now_ms)
+        case do.CleanUp():
+            ledger.end()
+        case do.Begun() | do.Committed() | do.Wait():
             pass
         case _:
-            _move(ledger, result, now_ms)
-
-
-def _move(ledger: Ledger, result: do.Result, now_ms: int) -> None:
-    """Take in what happened to the last intent's drain."""
-    if (ledger.drain, type(result)) not in MOVES:
-        raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
-    ledger.drain = MOVES[(ledger.drain, type(result))]
-    match result:
-        case do.Intended(intent):
-            ledger.take(intent)
-            ledger.failure, ledger.before_version, ledger.begun_ms = None, intent.base_version, now_ms
-        case do.Checked(version):
-            ledger.before_version, ledger.just_counted = version, frozenset()
-            ledger.begun_ms = now_ms if ledger.begun_ms is None else ledger.begun_ms
-        case Failed():
-            ledger.failure = result
-            if ledger.is_done:
-                ledger.fail(now_ms)
-        case do.NotThere(taken_back):
-            ledger.taken_back = taken_back
-            if ledger.failure is not None:
-                ledger.fail(now_ms)
-        case do.Found(table_id, commit):
-            ledger.failure, ledger.failures, ledger.progress_ms, ledger.table_id = None, 0, now_ms, table_id
-            ledger.table_version = None if commit.version == NO_VERSION else commit.version
-        case do.CleanUp():
-            ledger.epochs -= ledger.idle_epochs()
-            ledger.begun_ms = None
+            raise BugError(f"{result!r} is not the result of an action")

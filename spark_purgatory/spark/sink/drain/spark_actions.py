@@ -16,13 +16,17 @@ from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageError, is_interruption, sentence_of
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
-from spark_purgatory.spark.sink.staging import ledger_format, staged_files
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Failed, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import (
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.staging import staged_files, staging_folder
+from spark_purgatory.spark.sink.staging.ledger import (
+    NO_BATCH,
     Contents,
+    DrainState,
     EmptyRun,
+    Failed,
     Intent,
+    Ledger,
+    Names,
     Piece,
     StagedBatch,
     TakenBack,
@@ -57,13 +61,13 @@ class SparkActions:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
-        self._rules: dict[str, staged_files.Rules] = {}  # By the columns of the rows.
+        self.rules = staged_files.RulesOfSchemas(options, target.partition_by)
 
     def open(self, spark: SparkSession) -> Ledger:
         """Read the log and return its ledger, for a run that begins."""
         self.folder = StagingFolder.of(spark, self.checkpoint)
         self.folder.synchronise()
-        ledger = ledger_format.read_ledger(spark, self.folder)
+        ledger = staging_folder.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
         checkpoint, app_id = errors.without_login(self.checkpoint), app_id_of(spark, self.checkpoint)
         ledger.names = Names(checkpoint, self.folder.uri, str(self.target), app_id, self.target.sql_place)
@@ -96,7 +100,7 @@ class SparkActions:
                 pieces = self.find(spark, ledger, work.before)
                 return do.Adopted(pieces, self._repartitions(spark, ledger, pieces, work.before))
             case do.Skip():
-                return do.Skipped(staged_files.evaluate(work.rows, self._rules_of(work)))
+                return do.Skipped(staged_files.evaluate(work.rows, self.rules))
             case do.Stage():
                 return do.Staged(self._stage(ledger, action, work))
             case do.Count(batches):
@@ -110,13 +114,9 @@ class SparkActions:
             case do.Commit():
                 return self.commit(ledger, action, work)
             case do.ReadBack(intent):
-                app_id = ledger.names.app_id
-                state = self.target.state(spark, intent.base_version, app_id, intent)
-                found = self.truth.read_back(ledger, intent, state)
+                found = self.read_back(spark, ledger, intent)
                 if isinstance(found, do.Found):
-                    before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version
-                    self.target.check_written(state, before, found.commit.version)
-                    self.target.keep(spark, app_id, found.commit.version)
+                    self.target.keep(spark, ledger.names.app_id, found.commit.version)
                 return found
             case do.CleanUp():
                 self.clean_up(spark, ledger)
@@ -129,12 +129,16 @@ class SparkActions:
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
         """Compare the table with the log at a start. TableLostError, ForeignWriterError."""
-        intent = None if ledger.is_done else ledger.intent
-        state = self.target.state(spark, since(ledger), ledger.names.app_id, intent)
-        looked = self.truth.look(ledger, state)
-        if intent is not None and looked.commit is not None:
-            self.target.check_written(state, intent.base_version, looked.commit.version)
-        return looked
+        return self.truth.look(ledger, self.target.state(spark, ledger.first_needed_version, ledger.names.app_id))
+
+    def read_back(self, spark: SparkSession, ledger: Ledger, intent: Intent) -> do.Found | do.NotThere:
+        """Do step 6, and change nothing."""
+        state = self.target.state(spark, intent.base_version, ledger.names.app_id, intent)
+        found = self.truth.read_back(ledger, intent, state)
+        if isinstance(found, do.Found):
+            before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version
+            self.target.check_written(state, before, found.commit.version)
+        return found
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
@@ -148,28 +152,22 @@ class SparkActions:
         found = repartitions_in(spark, self.checkpoint, ledger.unknown(pieces, before))
         for number in found:
             note = EmptyRun(number, number, ledger.run.number)
-            self.folder.write_entry(spark, ledger.next_drain, *ledger_format.empty_entry(note))
+            self.folder.write_entry(spark, ledger.next_drain, *staging_folder.empty_entry(note))
         return found
 
     def _stage(self, ledger: Ledger, action: do.Stage, work: do.Work) -> StagedBatch:
         """Do step 3 of the protocol."""
         epoch, number = ledger.next_drain, work.before
         if (schema := work.schema_after(ledger.schema)) != ledger.schema:
-            self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, schema))
+            self.folder.write_entry(work.spark, epoch, *staging_folder.schema_entry(number, schema))
         path = ledger.run.batch_path(epoch, number)
-        found = staged_files.stage(work.rows, f"{self.folder}/{path}", self._rules_of(work), action.max_file_rows)
+        found = staged_files.stage(work.rows, f"{self.folder}/{path}", self.rules, action.max_file_rows)
         staged = StagedBatch(number, epoch, action.now_ms, path, *found)
-        entry = ledger_format.record_entry(staged)
+        entry = staging_folder.record_entry(staged)
         if not staged.contents.rows:
-            entry = ledger_format.empty_entry(ledger.empty_run(number))
+            entry = staging_folder.empty_entry(ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
-
-    def _rules_of(self, work: do.Work) -> staged_files.Rules:
-        kinds = work.rows.schema.simpleString()
-        if kinds not in self._rules:
-            self._rules[kinds] = staged_files.rules_of(work.rows.schema, self.options, self.target.partition_by)
-        return self._rules[kinds]
 
     def count(
         self, spark: SparkSession, ledger: Ledger, batches: Sequence[StagedBatch]
@@ -227,11 +225,14 @@ class SparkActions:
             table_version=ledger.table_version,
             base_version=state.history.version,
         )
+        return do.Intended(self._durable(work.spark, intent))
+
+    def _durable(self, spark: SparkSession, intent: Intent) -> Intent:
         # A second try would look like a second writer.
-        self.folder.write_entry(work.spark, intent.number, *ledger_format.intent_entry(intent))
+        self.folder.write_entry(spark, intent.number, *staging_folder.intent_entry(intent))
         with writing(f"intent {intent.number}", self.folder.uri):
-            ledger_format.check_alone(work.spark, self.folder, intent)
-        return do.Intended(intent)
+            staging_folder.check_alone(spark, self.folder, intent)
+        return intent
 
     def _renumber(self, spark: SparkSession, ledger: Ledger, taken_back: TakenBack) -> Intent:
         """Write the last intent again, above the drains that were taken back; without rows if it is done."""
@@ -248,7 +249,7 @@ class SparkActions:
             epochs=(),
             run=ledger.run.number,
         )
-        intent = replace(
+        renumbered = replace(
             last,
             number=number,
             uuid=str(uuid4()),
@@ -258,10 +259,7 @@ class SparkActions:
             table_version=taken_back.version,
             base_version=taken_back.version,
         )
-        self.folder.write_entry(spark, number, *ledger_format.intent_entry(intent))
-        with writing(f"intent {number}", self.folder.uri):
-            ledger_format.check_alone(spark, self.folder, intent)
-        return intent
+        return self._durable(spark, renumbered)
 
     def check_table(
         self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str
@@ -284,12 +282,12 @@ class SparkActions:
                 self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
         if self.target.publishes:
             # Another run may have ended the drain meanwhile, and the table may have forgotten it since.
-            ledger_format.check_alone(spark, self.folder, intent)
+            staging_folder.check_alone(spark, self.folder, intent)
             self.target.publish(spark, intent.uuid)
         return do.Committed()
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
         """Do step 7 for the last intent."""
-        self.folder.write_entry(spark, ledger.next_drain - 1, *ledger_format.done_entry(ledger))
+        self.folder.write_entry(spark, ledger.next_drain - 1, *staging_folder.done_entry(ledger))
         for path in ledger.idle_folders():
             self.folder.remove(spark, path)

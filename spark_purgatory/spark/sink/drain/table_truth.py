@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from spark_purgatory import errors
 from spark_purgatory.errors import START_OVER
 from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Ledger, Names
-from spark_purgatory.spark.sink.staging.pieces import Intent, TakenBack
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Intent, Ledger, Names, TakenBack
 from spark_purgatory.spark.sink.table.history import (
     COMMITTED,
     NO_VERSION,
@@ -34,19 +33,12 @@ class TableTruth:
     def look(self, ledger: Ledger, state: TableState) -> Looked:
         """Compare the table with the log at a start. TableLostError, ForeignWriterError, StagingError."""
         self.compare(ledger, state)
-        intent, names, history = None if ledger.is_done else ledger.intent, ledger.names, state.history
-        commit = None if intent is None else self._found(names, intent, state)
-        if intent is None:
-            drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
-            LOG.info("start: table %s, checkpoint %s: %s", names.table, names.checkpoint, drains)
-        else:
-            what = "was not committed: its commit follows"
-            if commit is not None:
-                what = "was committed: its clean-up follows"
-            elif not history.is_whole_since(intent.base_version):
-                what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
-            LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
-        return Looked(state.facts.id if state.facts else None, commit, _taken_back(ledger, history))
+        what = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
+        what = what if ledger.is_done else f"drain {ledger.next_drain - 1} was begun, and is looked for in the table"
+        LOG.info("start: table %s, checkpoint %s: %s", ledger.names.table, ledger.names.checkpoint, what)
+        # Without an open drain; else the search for it shows it.
+        taken_back = _taken_back(ledger, state.history) if ledger.is_done else None
+        return Looked(state.facts.id if state.facts else None, taken_back)
 
     def compare(self, ledger: Ledger, state: TableState) -> None:
         """Raise TableLostError or ForeignWriterError in cases G and H."""
@@ -86,6 +78,13 @@ class TableTruth:
         if is_written and facts is not None and intent.table_id not in (None, facts.id):
             raise _lost(names, intent.number, "it was replaced while a drain was written", history, intent)
         commit = self._found(names, intent, state)
+        if ledger.begun_ms is None:
+            what = "was not committed: its commit follows"
+            if commit is not None:
+                what = "was committed: its clean-up follows"
+            elif not history.is_whole_since(intent.base_version):
+                what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
+            LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
         if facts is not None and commit is not None:
             return Found(facts.id, commit)
         taken_back = _taken_back(ledger, history)
@@ -175,13 +174,6 @@ def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
                 "file was damaged or changed. Nothing was written, and staged rows wait. Bring it back from a copy, or "
                 f'write that id into it: {{"id":"{commit.app_id.rpartition("/")[2]}"}}'
             )
-
-
-def since(ledger: Ledger) -> int | None:
-    """Return the version from which the table's history is read at a start; the last drain's own is included."""
-    if ledger.table_version is not None:
-        return ledger.table_version
-    return None if ledger.intent is None or ledger.is_done else ledger.intent.base_version
 
 
 def _skipped(names: Names, intent: Intent, before: int, history: History) -> DrainCommit:

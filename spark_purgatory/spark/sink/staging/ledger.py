@@ -11,22 +11,153 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
-from spark_purgatory.spark.sink.staging.pieces import (
-    Contents,
-    EmptyRun,
-    Intent,
-    Piece,
-    Run,
-    StagedBatch,
-    TakenBack,
-    batch_of,
-    idle_paths,
-)
 
 NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drain 0.
+EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # docs/formats.md explains them.
+MAX_GROWTH, MAX_OVERHEAD_BYTES = 2, 1 << 20  # Parquet at worst: twice the rows' bytes, and the footers.
+
+
+def generation(epoch: int) -> int:
+    return epoch // EPOCHS_A_GENERATION % GENERATIONS
+
+
+def epoch_path(epoch: int, kind: str = "rows") -> str:
+    """Return the folder of an epoch's ``rows`` or ``log``, below the staging folder."""
+    return f"{kind}/generation={generation(epoch)}/epoch={epoch}"
+
+
+def batch_of(path: str) -> int:
+    """Return the number of the micro-batch in a folder of staged rows."""
+    return int(path.rpartition("/batch=")[2].partition("-")[0])
+
+
+def idle_paths(drain: int, idle: set[int], needed: set[int], waiting: int | None = None) -> list[str]:
+    """Return idle folders before a drain: the log before the last intent, idle epochs, a free next generation."""
+    following = generation(drain + EPOCHS_A_GENERATION)
+    is_free = drain % EPOCHS_A_GENERATION == 0 and following not in map(generation, needed)
+    # No intent names a micro-batch that waits for room, so its record in the log of epoch ``waiting`` stays.
+    paths = [epoch_path(drain - 2, "log")] if drain > 1 and drain - 2 != waiting else []
+    paths += [epoch_path(epoch) for epoch in sorted(idle)]
+    return paths + [f"{kind}/generation={following}" for kind in ("rows", "log") if is_free]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of a table partition in a staged file. Paths are relative to the staging folder."""
+
+    partition: str  # Hash of the table partition's values, in hex; "" without partitions.
+    path: str
+    rows: int
+    staged_bytes: int  # The piece's share of the file's bytes, by rows.
+    batch_id: int
+    epoch: int
+    staged_ms: int
+    run: int = 0  # Number of the run that staged it.
+    checksum: int = 0  # Sum of the hashes of its rows, in any order.
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """A key that no other piece has."""
+        return self.path, self.partition
+
+
+def by_partition(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.partition, []).append(piece)
+    return found
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Identifies the rows of a micro-batch, in any order."""
+
+    rows: int = 0
+    checksum: int = 0  # Sum of the hashes of the rows.
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows (checksum {self.checksum})"
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Self:
+        counts = [(piece.rows, piece.checksum) for piece in pieces]
+        return cls(sum(rows for rows, _ in counts), sum(checksum for _, checksum in counts))
+
+
+@dataclass(frozen=True)
+class StagedBatch:
+    batch_id: int
+    epoch: int
+    staged_ms: int
+    path: str  # Below the staging folder.
+    contents: Contents = Contents()
+    plain_bytes: int = 0  # Before any encoding.
+    staged_bytes: int | None = None  # The bytes of its files, once these were counted.
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that its files can have, or those that were counted."""
+        most = self.plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES
+        return most if self.staged_bytes is None else self.staged_bytes
+
+
+class EmptyRun(NamedTuple):
+    """Consecutive micro-batches without rows."""
+
+    first: int
+    last: int
+    run: int  # Number of the run that noted it.
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a query, from a start to any end. Two runs that start at once have one number and different ids."""
+
+    number: int = 0  # Higher than the number of any earlier run that left files.
+    id: str = ""  # Random.
+
+    def batch_path(self, epoch: int, batch_id: int) -> str:
+        """Return a micro-batch's folder in an epoch, below the staging folder. No other run writes there."""
+        return f"{epoch_path(epoch)}/batch={batch_id:020d}-{self.number:06d}-{self.id}"
+
+
+class TakenBack(NamedTuple):
+    """Drains up to a number are in the table's history, but in a version the table went back to before them."""
+
+    number: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Intent:
+    """The rows that a drain will commit."""
+
+    number: int  # The drain's number.
+    uuid: str  # The mark of its commit has it, too.
+    table_id: str | None  # None if the drain must create the table.
+    schema: str | None  # None if nothing was staged yet.
+    last_batch: int  # The last micro-batch that counts. Spark has committed it, so ``taken`` and ``left`` are final.
+    last_contents: Contents  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
+    taken: tuple[Piece, ...]  # Without any it is done by itself (`Renumber`).
+    left: tuple[Piece, ...]
+    epochs: tuple[int, ...]  # Epochs whose files were not removed when the intent was made.
+    run: int  # Number of the run that made it.
+    table_version: int | None = None  # The version after the drain before this one; None if it is not known.
+    base_version: int = -1  # The version when the intent was made, -1 without a table; the drain's own is later.
+
+    @property
+    def taken_rows(self) -> int:
+        return sum(piece.rows for piece in self.taken)
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
 
 
 class DrainState(Enum):
@@ -80,6 +211,7 @@ class Ledger:
     begun_ms: int | None = None  # When the running drain began; None if an earlier run began it and nothing was tried.
     progress_ms: int = 0  # When the table last took a drain.
     adopted_ms: int = 0  # When the run let count what earlier runs had staged.
+    first_missing: int | None = None  # The first micro-batch that was staged and was not found.
     fault: PurgatoryError | None = None  # The error that ends the query.
     taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
     before_version: int = -1  # The table's version when it was looked at for the commit.
@@ -130,6 +262,13 @@ class Ledger:
     def may_wait(self) -> bool:
         """True if the log shows rows that the last intent does not take, also before `adopt`."""
         return bool(self.pieces) or any(batch_of(path) > self.last_batch for path in self.records)
+
+    @property
+    def first_needed_version(self) -> int | None:
+        """The version from which the table's history is read at a start; the last drain's own is included."""
+        if self.table_version is not None:
+            return self.table_version
+        return None if self.intent is None or self.is_done else self.intent.base_version
 
     def came_ms(self, piece: Piece) -> int:
         """Return when this run staged or adopted a piece."""
@@ -247,9 +386,37 @@ class Ledger:
             )
         return staged
 
-    def fail(self, now_ms: int) -> None:
-        """Note a try that the table did not take."""
-        self.failures, self.failed_ms = self.failures + 1, now_ms
+    def begin(self, intent: Intent, now_ms: int) -> None:
+        """Begin a drain, whose intent is durable and for which the table was looked at."""
+        self.take(intent)
+        self.failure, self.before_version, self.begun_ms = None, intent.base_version, now_ms
+
+    def begin_again(self, version: int, now_ms: int) -> None:
+        """Try the last intent's drain again; the table is at this version."""
+        self.before_version, self.just_counted = version, frozenset()
+        self.begun_ms = now_ms if self.begun_ms is None else self.begun_ms
+
+    def fail(self, failure: Failed, now_ms: int) -> None:
+        """Note that the table did not take a drain, or may not have: `lack` says so later."""
+        self.failure = failure
+        if self.is_done:
+            self.failures, self.failed_ms = self.failures + 1, now_ms
+
+    def lack(self, taken_back: TakenBack | None, now_ms: int) -> None:
+        """Note that the table does not have the drain."""
+        self.taken_back = taken_back
+        if self.failure is not None:
+            self.failures, self.failed_ms = self.failures + 1, now_ms
+
+    def deliver(self, table_id: str | None, version: int | None, now_ms: int) -> None:
+        """Note that the table has the drain, in this version if that is known."""
+        self.table_id, self.table_version = table_id, version
+        self.failure, self.failures, self.progress_ms = None, 0, now_ms
+
+    def end(self) -> None:
+        """End the drain: what it made idle was removed."""
+        self.epochs -= self.idle_epochs()
+        self.begun_ms = None
 
     def take(self, intent: Intent) -> None:
         """Continue from an intent, which was decided now or read from the log."""
@@ -279,12 +446,3 @@ class Ledger:
         if self.incoming is not None:
             needed.add(self.incoming.epoch)
         return needed | {staged.epoch for staged in self.uncounted.values()}
-
-
-def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
-    """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
-    return StagingError(
-        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has micro-batches only up to {first - 1} "
-        "(-1: none): the folder was removed, another sink made the checkpoint, or Spark's repartition left out a "
-        f"micro-batch that failed. Nothing was written. Bring the folder back, or {START_OVER}"
-    )

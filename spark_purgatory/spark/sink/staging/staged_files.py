@@ -29,8 +29,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ForeignWriterError, StagingError, own_error, sentence_of, storage_fault
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import Ledger
-from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
+from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
@@ -65,7 +64,7 @@ COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark
 
 @dataclass(frozen=True)
 class Rules:
-    """The columns to stage rows of a schema with. They are made once: that takes as long as to write a file."""
+    """The columns to stage rows of a schema with."""
 
     counts: tuple[Column, Column, Column]  # Rows, their plain bytes before any encoding, the sum of their hashes.
     hashes: tuple[Column, ...]  # The row hash, or an error for a row that no sink could take; the partition hash.
@@ -95,19 +94,33 @@ def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[
     )
 
 
-def evaluate(rows: DataFrame, rules: Rules) -> Contents:
+class RulesOfSchemas:
+    """The rules of each schema that was staged. They are made once: that takes as long as to write a file."""
+
+    def __init__(self, options: SinkOptions, partition_by: Sequence[str]) -> None:
+        self.options, self.partition_by = options, partition_by
+        self._known: dict[str, Rules] = {}
+
+    def of(self, schema: T.StructType) -> Rules:
+        kinds = schema.simpleString()
+        if kinds not in self._known:
+            self._known[kinds] = rules_of(schema, self.options, self.partition_by)
+        return self._known[kinds]
+
+
+def evaluate(rows: DataFrame, rules: RulesOfSchemas) -> Contents:
     """Run a micro-batch for Spark's state alone, and return the contents of its rows."""
     seen = Observation()
-    rules.hashed(rows, seen).write.format("noop").mode("overwrite").save()
+    rules.of(rows.schema).hashed(rows, seen).write.format("noop").mode("overwrite").save()
     return Contents(seen.get["rows"], seen.get["checksum"])
 
 
-def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[Contents, int]:
+def stage(rows: DataFrame, path: str, known: RulesOfSchemas, max_file_rows: int) -> tuple[Contents, int]:
     """Write the rows of a micro-batch over an earlier try, evaluating it once. Return contents and plain bytes.
 
     Raises ConfigError for a row that no sink could take, StagingError if the rows cannot be written.
     """
-    seen = Observation()
+    seen, rules = Observation(), known.of(rows.schema)
     checked = rules.hashed(rows, seen)
     if rules.name is not None:
         checked = checked.sortWithinPartitions(rules.name)

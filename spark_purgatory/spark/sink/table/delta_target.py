@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError
-from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table import delta_start
 from spark_purgatory.spark.sink.table.column_rules import Taking, unfit
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history

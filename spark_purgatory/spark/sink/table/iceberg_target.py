@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
-from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table import iceberg_history
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.history import (

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
-from spark_purgatory.spark.sink.staging.pieces import Intent
+from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns, is_padded
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, History, TableFacts, TableState
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
