@@ -29,7 +29,7 @@ from spark_purgatory.job.sources import purgatory_of, read_input
 from spark_purgatory.job.status import instant
 from spark_purgatory.job.table_changes import REBUILD
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
-from spark_purgatory.spark.operator.event_times import instant_ms
+from spark_purgatory.spark.operator.inputs import instant_ms
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import with_format
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches, entry_of

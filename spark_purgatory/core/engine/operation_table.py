@@ -14,7 +14,7 @@ from spark_purgatory.core.arrays.numbers import Floats, Numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s, count_of
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn
-from spark_purgatory.core.kafka.watchers import Watchers
+from spark_purgatory.core.kafka.purgatory import Watchers
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import StateMismatchError

@@ -28,7 +28,7 @@ from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
 from spark_purgatory.core.events.event_log import EventLog, Spans
-from spark_purgatory.core.kafka.watchers import Watchers
+from spark_purgatory.core.kafka.purgatory import Watchers
 from spark_purgatory.core.spec.codes import EventKind, Status, among
 from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec

@@ -27,9 +27,8 @@ from spark_purgatory.core.engine.operation_table import TIMES, extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory, Watchers
 from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
-from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of

@@ -29,11 +29,11 @@ from spark_purgatory.spark.operator.carried import (
     carried_by,
     evidence_of,
 )
-from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.field_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.inputs import (
     Fields,
     events_input,
+    instant_ms,
     key_prefix,
     markers_of,
     operations_input,
