@@ -124,3 +124,11 @@ def test_a_bucket_holds_a_deadline_far_away_that_lies_at_its_beginning() -> None
     timer, far = SystemTimer(), 2 * NEAR_TICKS
     timer.add(array([0, 1]), array([0, far]))
     assert timer.entries.filled(far // 4 - 1, far // 4 + 1, 4, None).tolist() == [False, True]
+
+
+def test_a_deadline_far_away_is_forgotten_with_its_row() -> None:
+    timer, far = SystemTimer(), 2 * NEAR_TICKS
+    timer.add(array([0, 1, 2]), array([5, far, far]))
+    timer.cancel(array([1]))
+    timer.renumber(array([0, -1, 1]))
+    assert [timer.advance_clock(to).tolist() for to in (5, far)] == [[0], [1]]
