@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.spec.codes import RULES
@@ -90,6 +90,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, controlled: bool) -
 @pytest.mark.parametrize("final", [True, False])
 @given(seed=SEEDS, several=st.booleans(), numbers=st.sampled_from(tuple(TYPES)))
 @SETTINGS
+@example(seed=0, several=False, numbers="decimal")
 def test_a_moved_stream_with_late_rows_gives_what_the_one_that_stays_gives(
     final: bool, seed: int, several: bool, numbers: str
 ) -> None:

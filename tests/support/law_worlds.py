@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -202,4 +203,6 @@ def draw_on_time(
         )
     )
     spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans, number=TYPES[numbers])
+    if not controlled and rng.random() < 0.3:
+        spec = replace(spec, control_events=False)
     return OnTime(rng, world, spec, on_time(rng, world, lookback_us), expected, unheard)

@@ -267,6 +267,22 @@ def test_a_criterion_in_the_file(tmp_path: Path, given: object, expected: object
 
 
 @pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: criteria.Criterion("most_keys"), "criterion rule 'most_keys' is unknown: use one of any_key"),
+        (lambda: criteria.quorum("2"), "quorum needs a finite number, got '2': give one, or name a column"),
+        (lambda: criteria.level(10**400), "level needs a finite number"),
+        (lambda: criteria.count(-1), "count needs a number of at least 0, got -1"),
+        (lambda: criteria.sum_at_least(1e300), "sum_at_least needs 0 or a number between .* got 1e"),
+        (lambda: criteria.by_row(""), "by_row rule='' must be a column's name"),
+    ],
+)
+def test_a_criterion_that_cannot_be_is_refused_where_it_is_made(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
     ("sections", "message"),
     [
         (

@@ -15,7 +15,7 @@ from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from tests.support.control_events import Row, told
 from tests.support.engine_driver import (
     END_MS,
@@ -24,6 +24,7 @@ from tests.support.engine_driver import (
     final,
     operations_table,
 )
+from tests.support.evidence_worlds import carrying
 from tests.support.operations import ev, many_operations, op
 from tests.support.oracle import KINDS
 
@@ -45,6 +46,17 @@ def test_what_remains_until_the_deadline_of_an_operation_that_waits_includes_its
     shards.step([op(), op("p", "b")], [ev(kind="extend", value=0.03)], 12)
     waiting = Waiting(shards.engine(0), 12_000)
     assert waiting.column("remaining_ms").to_pylist() == [33, 8]
+
+
+def test_an_operation_that_waits_shows_its_events_and_one_that_expires_none_unless_all_are_asked_for() -> None:
+    given = [op(), ev(value=1.0, note="x")]
+    spec = carrying(EngineSpec(criteria.count(2)), 100)
+    shards = Shards(spec)
+    shards.step(given[:1], given[1:], 0)
+    [[event]] = Waiting(shards.engine(0), None).column("events").to_pylist()
+    assert (event["key"], event["note"]) == ("a", "x")
+    (outcome,) = Shards(replace(spec, evidence=Evidence(True))).run([(given[:1], given[1:], 0), ([], [], END_MS)])
+    assert (outcome["status"], outcome["event"]) == ("EXPIRED", None) and "events" not in outcome
 
 
 @both

@@ -35,6 +35,7 @@ from spark_purgatory.core.arrays.numbers import (
 from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
@@ -200,6 +201,12 @@ def test_a_need_of_any_size_is_decided_and_one_that_is_none_rejected(
     spec = EngineSpec(criteria.by_row(need="need"), number=number)
     value = 1 if number == "bigint" else D("0.5")
     assert the_status(spec, value, rule=rule, need=need, level=None) == status
+
+
+def test_what_waits_for_a_sum_of_decimals_shows_how_far_it_has_come() -> None:
+    shards = Shards(CENTS)
+    shards.step([op(), op("p", "b")], [ev(value=D("0.25")), ev(value=D("0.30"))], 0)
+    assert Waiting(shards.engine(0), None).column("progress").to_pylist() == ["0.55 of 0.8", "0 of 0.8"]
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -10,7 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_purgatory.core.state.engine_snapshot import restore
 from spark_purgatory.core.state.payload import SPARK_TYPE, StoredPayload, conform, matched, type_text
+from spark_purgatory.errors import StateMismatchError
+from tests.support.payload_states import NAMED, saved, spec_of
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")
@@ -164,3 +167,21 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             )
             [said] = StoredPayload([batch], ["c"], pa.schema([now])).differences()
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
+
+
+# --- an engine's state ----------------------------------------------------------------------------
+
+
+def test_a_role_that_another_column_plays_is_refused_by_name() -> None:
+    blob = saved(spec_of(NAMED, ("id", "id"), ("keys", "key")))
+    for played, said in (
+        (
+            [("id", "id"), ("keys", "city")],
+            "operations.keys: the checkpoint takes it from column 'key', the query from column 'city'",
+        ),
+        ([("id", "id")], "operations.keys: the checkpoint takes it from column 'key', the query from an expression"),
+    ):
+        with pytest.raises(StateMismatchError, match=f"^{said}"):
+            restore(spec_of(NAMED, *played), blob, 1)
+    capitals = pa.schema([field.with_name(field.name.upper()) for field in NAMED])
+    assert restore(spec_of(capitals, ("keys", "KEY"), ("id", "ID")), blob, 1).pending == 5

@@ -37,6 +37,7 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.sink_world import (
     AGAIN,
     BESIDE,
+    ROW_BYTES,
     SMALL,
     WORLDS,
     World,
@@ -371,6 +372,18 @@ def test_a_run_that_has_ended_is_not_current_once_another_has_staged(monkeypatch
     later = WorldSender(world)
     later.take(1)
     assert (ended.is_true(spark), later.is_true(spark)) == (False, True)
+
+
+def test_the_sinks_metrics_are_of_what_is_staged_and_of_what_it_has_drained() -> None:
+    world = made("nothing lingers")
+    sender = WorldSender(world)
+    sender.take(0)
+    staged = sender.policy.measure(sender.ledger)
+    assert (staged["staged_bytes"], staged["drains_total"]) == (sum(SMALL.values()) * ROW_BYTES, 0)
+    run(world, sender)
+    drained = sender.policy.measure(sender.ledger)
+    assert (drained["staged_bytes"], drained["drains_total"], drained["drained_rows_total"]) == (0, 3, len(world.rows))
+    assert drained["file_bytes_avg"] == drained["drained_bytes_total"] / drained["drained_files_total"]
 
 
 def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout() -> None:

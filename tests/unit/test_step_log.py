@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,15 @@ from spark_purgatory.core.state import shard_head, step_log
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.frame import HEADER_BYTES, write_frame
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
-from spark_purgatory.core.state.step_log import Step, digest, load_engine, read_entry, take_step, write_entry
+from spark_purgatory.core.state.step_log import (
+    ShardState,
+    Step,
+    digest,
+    load_engine,
+    read_entry,
+    take_step,
+    write_entry,
+)
 from spark_purgatory.errors import StateCorruptError, StateVersionError
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from tests.conformance.kafka_purgatory import validate
@@ -101,6 +110,24 @@ def test_every_truncation_and_everything_appended_is_refused_by_name(name: str) 
             read(data[:length])
     with pytest.raises(StateCorruptError, match=rf"{what}.*damaged"):
         read(data + b"\0")
+
+
+def test_lengths_that_do_not_add_up_and_a_head_without_its_fields_are_refused() -> None:
+    body = step_log.COUNTS.pack(5, 1, 0) + struct.pack("<Q", 99)
+    coded = struct.pack("<Q", len(body)) + step_log.CODEC.compress(body, asbytes=True)
+    with pytest.raises(StateCorruptError, match="its lengths add up to"):
+        read_entry(write_frame(step_log.MAGIC, step_log.VERSION, coded))
+    with pytest.raises(StateCorruptError, match="the head of a shard's state lacks fields"):
+        read_head(write_frame(shard_head.MAGIC, shard_head.VERSION, b"{}"))
+
+
+def test_a_head_alone_has_counts_and_a_size_and_no_state() -> None:
+    alone = ShardState(None, write_head(HEAD))
+    assert alone.metadata() == {"tally": HEAD.tally, "gauges": HEAD.gauges}
+    assert alone.size == len(write_head(HEAD)) + HEAD.snapshot_bytes + HEAD.log_bytes
+    assert ShardState(b"abc").size == 3
+    with pytest.raises(StateCorruptError, match="has a head but no snapshot, so files are missing"):
+        alone.blob()
 
 
 @EVERY_FORMAT
