@@ -138,8 +138,14 @@ def run(
     json: Annotated[
         str | None, option(metavar="FILE", help="Write what the run was as a JSON object; - prints it.")
     ] = None,
+    textfile: Annotated[
+        Path | None, option(metavar="FILE", help="Write its numbers for Prometheus' textfile collector: run.prom.")
+    ] = None,
     fail_above: Annotated[
         float | None, option(min=0, max=1, metavar="SHARE", help="Most late or rejected rows of this run: 0.01.")
+    ] = None,
+    wait: Annotated[
+        str | None, option(metavar="TIME", help="Wait so long for another run on the checkpoint to end: '1 hour'.")
     ] = None,
 ) -> None:
     """Run a job's file: outcomes go to a Delta table or a topic.
@@ -151,7 +157,7 @@ def run(
     from spark_purgatory.job.runner import RunRequest, run_file
 
     changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
-    raise typer.Exit(run_file(job_file, changes, RunRequest(spark_log, traceback, json, fail_above)))
+    raise typer.Exit(run_file(job_file, changes, RunRequest(spark_log, traceback, json, fail_above, textfile, wait)))
 
 
 @app.command()

@@ -58,14 +58,13 @@ class ProgressDisplay:
     def __init__(
         self,
         console: Console,
-        pending: int = 0,
         counters: str = PurgatoryOptions.name,
         name: str = "",
         spark_log: Path | None = None,
     ) -> None:
         """``counters``: their name in ``observedMetrics``; ``spark_log``: the file with what Spark prints."""
         self.console, self._counters, self._name, self._spark_log = console, counters, name, spark_log
-        self.totals = Totals(pending=pending)
+        self.totals = Totals()
         self._last_batch = -1
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
         self._began_s = self._changed_s = time.monotonic()

@@ -55,6 +55,13 @@ class RunReport:
         }
 
     @property
+    def last_micro_batch(self) -> int | None:
+        """The last micro-batch of this run, or else the last that the checkpoint has, if it is on this machine."""
+        if (last := self.query.get("last_micro_batch")) is not None or not self.checkpoint:
+            return last
+        return max(numbers_in(Path(self.checkpoint.removeprefix("file:")) / "commits"), default=None)
+
+    @property
     def share_above(self) -> float:
         """The larger share of this run's operations or events that were late or rejected."""
         counted = self.totals.counted
@@ -87,7 +94,7 @@ class RunReport:
             "query_id": self.query.get("query_id"),
             "run_id": self.query.get("run_id"),
             "micro_batches": self.totals.batches,
-            "last_micro_batch": self.query.get("last_micro_batch"),
+            "last_micro_batch": self.last_micro_batch,
             "operations_received": counted["received"],
             "events_received": counted["events_received"],
             "outcomes": {name: counted[name] for name in STATUSES if counted[name]},
@@ -112,6 +119,26 @@ class RunReport:
             return
         with writing_to("--json", Path(place)):
             Path(place).write_text(line, encoding="utf-8")
+
+    def write_textfile(self, path: Path, code: ExitCode) -> None:
+        """Write the numbers as gauges that Prometheus' node exporter reads (``--collector.textfile.directory``)."""
+        facts, ended_s = self.facts(code), time.time()
+        given = {name: value for name, value in facts.items() if isinstance(value, int | float)}
+        given |= {f"outcomes_{name}": count for name, count in facts["outcomes"].items()}
+        given["ended_seconds"] = round(ended_s, 3)
+        if watermark_ms := self.gauges.get("watermark_ms"):
+            given["watermark_seconds"] = watermark_ms / 1000
+        job = json.dumps(self.job, ensure_ascii=False)
+        lines = [f"spark_purgatory_run_{name}{{job_name={job}}} {float(value)!r}\n" for name, value in given.items()]
+        new = path.with_name(f".{path.name}.new")
+        with writing_to("--textfile", path):
+            new.write_text("".join(lines), encoding="utf-8")
+            new.replace(path)
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """Return the numbers of the entries of one of Spark's logs on this machine's disk, ascending."""
+    return sorted(int(each.name) for each in folder.glob("*") if each.name.isdigit())
 
 
 def _instant(ms: float | None) -> str | None:

@@ -23,6 +23,8 @@ from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
+from spark_purgatory.job.last_run import nothing_new, table_version_of, write_last_run
+from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
@@ -38,7 +40,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
+from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError, next_batch
 from spark_purgatory.terminal import at_work, say, terminal
 
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
@@ -68,32 +70,35 @@ def run(
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
-        before = _counted(spark, config.checkpoint)
-        is_old = before is None and sink is not None and not sink.options.shares_table and sink.table_exists(spark)
+        is_new = sink is not None and not sink.options.shares_table and not next_batch(spark, config.checkpoint)
+        is_old = is_new and sink is not None and sink.table_exists(spark)
     if is_old:
         note = f"Note: {place} is a new checkpoint and {sink} an old table"
         say(console, f"{note}: the sources are read from their beginning, and the table gets all their outcomes.")
-    pending = before[0].pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
     reporters = list(reporters_of(wanted))  # An error about a port comes before a query starts
     dead = dead_letters.start(spark, config)
     name = config.options().name
     try:
-        with ProgressDisplay(console, pending, name, config.name, spark_log) as progress:
+        with ProgressDisplay(console, name, config.name, spark_log) as progress:
+            query: Query
             if sink is None:
-                query: Query = topic_output.start(spark, outcomes, config)
+                query, progress.totals.pending = topic_output.start(spark, outcomes, config)
             else:
                 trigger = config.trigger.model_dump(exclude_none=True)
-                query = sink.write_stream(
+                query = written = sink.write_stream(
                     outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name
                 )
+                progress.totals.pending = written.waiting_at_start
             report.see(query)
             report.totals = progress.totals
             if reporters:
                 every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
-            _follow(query, dead, progress, stop)
-            report.see(query)
+            try:
+                _follow(query, dead, progress, stop)
+            finally:
+                report.see(query)
     except StreamingQueryException as error:
         if fault := kafka_fault(str(error), config):
             raise SourceError(fault) from error
@@ -105,13 +110,11 @@ def run(
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
         say(console, f"Stopped by {by} {when}; a rerun continues from {place}.")
-    summary = None
     if config.summary:
-        tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
-        summary = report.summary = _summarise(spark, config, sink, console, totals=progress.totals, tally=tally)
+        _end(spark, config, sink, console, report=report, is_stopped=stop.signal is not None)
     for text in warnings_of(progress.totals):
         say(console, f"{text}.", style="yellow" if text.startswith("Warning") else None)
-    return summary
+    return report.summary
 
 
 def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
@@ -145,6 +148,22 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay
             dead.awaitTermination()
     finally:
         progress.update(query)
+
+
+def _end(
+    spark: SparkSession,
+    config: JobConfig,
+    sink: RecordAccumulator | None,
+    console: Console,
+    report: RunReport,
+    is_stopped: bool,
+) -> None:
+    """Print the summary, and note the end of the run."""
+    version = table_version_of(config)
+    tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
+    summary = report.summary = _summarise(spark, config, sink, console, totals=report.totals, tally=tally)
+    if summary is not None and not is_stopped:
+        write_last_run(spark, config, version, summary, report.gauges)
 
 
 def _counted(spark: SparkSession, checkpoint: str) -> tuple[JobTally, dict[str, Any]] | None:
@@ -231,6 +250,10 @@ class RunRequest:
     """A file for the run's report, or "-"."""
     fail_above: float | None = None
     """The largest share of late and rejected rows that is right."""
+    textfile: Path | None = None
+    """A file for the report's numbers, for Prometheus."""
+    wait: str | None = None
+    """The longest time to wait for another run on the checkpoint."""
 
 
 def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int:
@@ -243,6 +266,16 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
     def body() -> int:
         config = load_config(job_file, changes)
         report.job, report.checkpoint = config.name, without_login(config.checkpoint)
+        with only_run(config.checkpoint, request.wait):
+            if (last := nothing_new(config)) is not None:
+                report.summary, report.gauges = last
+                say(console, f"{config.name}: nothing is new since the last run, so Spark is not started")
+                print_summary(console, report.summary, str(config.output.made().path), report.totals)
+            else:
+                in_spark(config)
+        return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(request.fail_above)
+
+    def in_spark(config: JobConfig) -> None:
         if not console.is_terminal:
             say(console, f"{config.name}: starting Spark, whose own output is in {spark_log}")
         with at_work(console, f"{config.name}: starting Spark"):
@@ -256,7 +289,6 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
             # The signal may reach the JVM as well, and end it before we have stopped the query.
             if stop.signal is None or isinstance(error, Py4JJavaError):
                 raise
-        return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(request.fail_above)
 
     code = ExitCode.FAILED
     try:
@@ -264,6 +296,8 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
     finally:
         if request.json is not None:
             report.write(request.json, code)
+        if request.textfile is not None:
+            report.write_textfile(request.textfile, code)
     if code == ExitCode.FAILED:
         say(errors, f"Spark's own output: {spark_log}")
     return code

@@ -18,6 +18,8 @@ from spark_purgatory.doctor.machine import Finding
 from spark_purgatory.doctor.report import as_objects, session_or_finding, show_findings
 from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError, StorageError
 from spark_purgatory.job.arguments import settings_from
+from spark_purgatory.job.last_run import NAME as LAST_RUN
+from spark_purgatory.job.run_report import numbers_in
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
@@ -126,8 +128,9 @@ def _findings(checkpoint: str, settings: Mapping[str, str], console: Console) ->
 
 def _alarms(facts: QueryStatus, request: StatusRequest, now_ms: int) -> list[str]:
     last = facts.history[-1] if facts.history else None
+    began_ms = max(last.began_ms if last else 0, facts.idle_run_ms)
     checks = (
-        ("--max-silence", request.max_silence, "No micro-batch has begun", last and last.began_ms),
+        ("--max-silence", request.max_silence, "No run and no micro-batch has begun", began_ms),
         ("--max-lag", request.max_lag, "The watermark is behind the clock", last and last.watermark_ms),
     )
     alarms = []
@@ -146,6 +149,8 @@ class QueryStatus:
     committed: int | None
     tables: tuple[str, ...] = ()
     ledger: Ledger | None = None
+    idle_run_ms: int = 0
+    """The end of the last run, if it had nothing to do or left nothing to do; 0 if that is not known."""
 
     def lines(self, now_ms: int) -> Iterator[str]:
         _, title, text = last_batch(self.history, self.committed, now_ms)
@@ -188,8 +193,10 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     # A second look, because a query that is running may have written in the middle of the first.
     if _faults(folder) and (found := _faults(folder)):
         raise StorageError(f"checkpoint={checkpoint!r} is damaged. {'; '.join(map(str, found))}")
-    history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
-    committed = max(_numbers(folder, "commits"), default=None)
+    history = tuple(_batch(folder / "offsets" / str(number)) for number in numbers_in(folder / "offsets"))
+    committed = max(numbers_in(folder / "commits"), default=None)
+    run = folder / LAST_RUN
+    idle_run_ms = run.stat().st_mtime_ns // 1_000_000 if run.is_file() else 0
     if not (folder / CLAIM).is_dir():
         return QueryStatus(history, committed)
     files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
@@ -199,9 +206,8 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
         what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
         raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
-    return QueryStatus(
-        history, committed, tuple(str(claim.get("path") or claim.get("table")) for claim in claims), ledger
-    )
+    tables = tuple(str(claim.get("path") or claim.get("table")) for claim in claims)
+    return QueryStatus(history, committed, tables, ledger, idle_run_ms)
 
 
 def _faults(folder: Path) -> list[Damage]:
@@ -217,7 +223,3 @@ def _batch(file: Path) -> MicroBatch:
         return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: run spark-purgatory status --spark for a remedy") from error
-
-
-def _numbers(folder: Path, name: str) -> list[int]:
-    return sorted(int(each.name) for each in (folder / name).glob("*") if each.name.isdigit())

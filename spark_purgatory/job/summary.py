@@ -119,7 +119,10 @@ def warnings_of(totals: Totals) -> Iterator[str]:
             f"In this run {late:,} of {rows:,} rows arrived behind the watermark (operations: "
             f"{counted['operations_late']:,}, completions: {counted['events_late']:,})"
         )
-        many = f"Warning: {said} and may be decided wrongly. Give the late input a longer delay (watermark)"
+        many = (
+            f"Warning: {said} and may be decided wrongly. Give the late input a longer delay (watermark), or where "
+            "whole files come late a longer lookback, with a new checkpoint; rebuild decides these hours again"
+        )
         yield many if late >= LATE_SHARE * rows else said
     if rejected := counted["events_rejected"]:
         yield (

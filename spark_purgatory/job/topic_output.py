@@ -23,7 +23,8 @@ from spark_purgatory.spark.storage.query_start import started
 AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all fields, and times as exact as Spark's
 
 
-def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
+def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> tuple[StreamingQuery, int]:
+    """Start the query; return it, and how many operations wait."""
     assert config.output.topic is not None, "bug: the output is no topic"
     if is_checkpoint(spark, config.checkpoint):
         check_files(spark, config.checkpoint)
@@ -31,7 +32,7 @@ def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> Stream
     records = records_of(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
     writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump())).outputMode("append")
-    return started(writer, spark, config.checkpoint, decide=decide)
+    return started(writer, spark, config.checkpoint, decide=decide), decide.waiting
 
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.metrics.catalog import PREFIX
 from tests.support.recorded_metrics import MINUTES
 from tools.dashboard import ALERTS
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "docs" / "monitoring" / "alerts.yml"
+OF_RUNS = RULES.with_name("hourly.yml")
 PANELS = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text(encoding="utf-8"))["panels"]
 RAISED = {
     "behind": {"WatermarkStands"},
@@ -73,7 +75,7 @@ def promtool(folder: Path, series: Series, asked: list[tuple[int, str, list[dict
     assert tool, "promtool is not on the PATH: apt-get install prometheus, brew install prometheus"
     tests = [{"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples} for minute, expr, samples in asked]
     world = {
-        "rule_files": [str(RULES)],
+        "rule_files": [str(RULES), str(OF_RUNS)],
         "evaluation_interval": "1m",
         "tests": [
             {
@@ -149,7 +151,7 @@ def test_an_alert_says_which_query_and_how_much(tmp_path: Path) -> None:
         assert rules[name]["labels"]["severity"] in ("page", "ticket"), name
         assert "$labels.query" in rules[name]["annotations"]["summary"], name
     test = {
-        "rule_files": [str(RULES)],
+        "rule_files": [str(RULES), str(OF_RUNS)],
         "tests": [
             {
                 "interval": "1m",
@@ -195,3 +197,28 @@ def test_every_query_of_the_dashboard_finds_samples(tmp_path: Path) -> None:
 def test_a_rule_that_is_wrong_is_seen(tmp_path: Path) -> None:
     series = as_series([line for _, line in recorded()])
     assert "FAILED" in promtool(tmp_path, series, firing(ends()["well"], {"ShardTooLarge"}))
+
+
+@pytest.mark.parametrize(
+    ("minute", "code", "watermark_s", "late", "raised"),
+    [
+        (119, ExitCode.RIGHT, 0, 5, set()),
+        (121, ExitCode.RIGHT, 0, 5, {"NoRun"}),
+        (1, ExitCode.REFUSED, 0, 5, {"RunNotRight"}),
+        (1, ExitCode.RIGHT, -10_800, 5, {"RunWatermarkStands"}),
+        (1, ExitCode.RIGHT, 0, 6, {"RunRowsLate"}),
+    ],
+)
+def test_an_alert_fires_after_a_run_that_was_not_right_or_did_not_happen(
+    minute: int, code: ExitCode, watermark_s: int, late: int, raised: set[str], tmp_path: Path
+) -> None:
+    report = RunReport(job="orders", gauges={"watermark_ms": watermark_s * 1000 or 1})
+    report.totals.add({"received": 40, "events_received": 60, "operations_late": late})
+    report.write_textfile(tmp_path / "run.prom", code)
+    lines = dict(line.rsplit(" ", 1) for line in (tmp_path / "run.prom").read_text().splitlines())
+    series = {name: f"{0 if 'ended' in name else value}x{minute}" for name, value in lines.items()}
+    names = ("NoRun", "RunNotRight", "RunWatermarkStands", "RunRowsLate")
+    yes = [{"labels": "{}", "value": 1}]
+    question = 'count(ALERTS{{alertname="{}",alertstate="firing",job_name="orders"}})'
+    asked = [(minute, question.format(name), yes if name in raised else []) for name in names]
+    assert promtool(tmp_path, series, asked) == ""

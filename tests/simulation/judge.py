@@ -60,6 +60,7 @@ class Judge:
         """As Spark has committed them, the last commit of each counting."""
         self.meaning: dict[int, dict[str, Any]] = {}
         """Rows by their numbers."""
+        self.most_entries = MOST_ENTRIES
         self.is_undone = False
         """A RESTORE took rows of the query out of the table."""
 
@@ -165,7 +166,7 @@ class Judge:
     def _check_bounds(self) -> None:
         checkpoint = self.simulation.checkpoint
         log = checkpoint.log.names if isinstance(checkpoint.log, Disk) else checkpoint.log.objects
-        if len(log) > MOST_ENTRIES or len(checkpoint.files) > MOST_FILES:
+        if len(log) > self.most_entries or len(checkpoint.files) > MOST_FILES:
             raise Wrong(f"{len(log)} entries and {len(checkpoint.files)} staged files are left")
 
 

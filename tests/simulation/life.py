@@ -17,13 +17,14 @@ from tests.simulation.simulation import PLANNED, Plan, Simulation
 from tests.simulation.sink import NOW
 from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query, entries_of
-from tests.simulation.world import NEAR_COMMITS, SINKS, scenario
+from tests.simulation.world import END_MS, NEAR_COMMITS, SINKS, Step, scenario
 from tests.support.splits import Batch
 
 SECOND_US = 1_000_000
 KEPT_VERSIONS = 30
 """Of the table's history."""
 LINGER_S = 10
+OF_LIFE = EngineSpec(Criterion("any_key"), identity_width=2, operation_ids=True, event_ids=True)
 HOUR_MS = 3_600_000
 SET_MS = (0, HOUR_MS, -HOUR_MS, 24 * HOUR_MS, -24 * HOUR_MS, 87_600 * HOUR_MS, -87_600 * HOUR_MS)
 """Summer time where the machine's clock has local time, a wrong day, ten years: how far from right it may be set."""
@@ -54,6 +55,46 @@ class Endless(Sequence[Batch]):
         return Batch(operations, [{**event, "event_id": None, "operation_id": None}], (at + 8) * 1000)
 
 
+def in_turn(length: int, rng: random.Random) -> tuple[Batch, ...]:
+    """The rows of a life in files that bring both sides, one or none; the watermark follows from all rows before."""
+    found, newest_us = list[Batch](), {"created": 0, "time": 0}
+    for batch in Endless(length)[:length]:
+        both = [batch.operations, batch.events]
+        parts = [both] if rng.random() < 0.3 else [[both[0], []], [[], both[1]]][:: rng.choice((1, -1))]
+        for operations, events in (*parts, *[[[], []]] * (rng.random() < 0.3)):
+            found.append(Batch(operations, events, max(0, min(newest_us.values()) // 1000 - 1000)))
+            for name, rows in zip(newest_us, (operations, events), strict=True):
+                newest_us[name] = max([newest_us[name], *(row[name] for row in rows)])
+    return (*found, Batch([], [], END_MS))
+
+
+def scheduled(runs: int, host: str, seed: int = 0) -> tuple[Simulation, Simulation]:
+    """A life of so many runs hours apart, as a scheduler starts them, and one run over the same rows."""
+    rng = random.Random(f"schedule {seed}")
+    steps = []
+    for _ in range(runs):
+        given = {
+            "files": rng.choices((0, 1, 1, 2), k=rng.randrange(3)),
+            "drain": rng.choice(("", "ripe", "ripe", "all")),
+        }
+        if rng.random() < 0.3:
+            given |= {"crash": rng.choice(NEAR_COMMITS), "at": rng.choice((1, 1, 2))}
+        given["set_ms"] = rng.choice(SET_MS) if rng.random() < 0.1 else 0
+        steps.append(Step("scheduled run", rng.randrange(1 << 30), given))
+    query = Query(OF_LIFE, host, 1, False, 1)
+    sink = {"linger": "5 hours", "delivery_timeout": "2 days", "batch_size": "0.5 KiB"}
+    drawn = replace(
+        scenario(0), name=f"schedule {runs} {seed}", query=query, criterion={"rule": "any_key", "need": 1.0}, format=2
+    )
+    drawn = replace(drawn, batches=in_turn(runs // 3, rng), storage="disk", sink=sink, late=False, timeouts=(1,))
+    lives = Simulation(drawn), Simulation(drawn)
+    lives[0].judge.most_entries = 200  # Each run has notes of its own, and those of 32 drains are kept.
+    with quiet():
+        lives[0].play(steps)
+        lives[1].play(())
+    return lives
+
+
 class Left(NamedTuple):
     """What there is at some time."""
 
@@ -73,9 +114,7 @@ def live(
     Where the clock is set, so often a micro-batch, each takes a second, and rows linger for `LINGER_S`.
     """
     rng = random.Random(f"life {seed}")
-    query = Query(
-        EngineSpec(Criterion("any_key"), identity_width=2, operation_ids=True, event_ids=True), host, 1, False, 1
-    )
+    query = Query(OF_LIFE, host, 1, False, 1)
     endless: Any = Endless(drains + 1)
     drawn = replace(scenario(0), name="life", query=query, batches=endless, format=2, storage="disk", late=False)
     lingers = {"linger": f"{LINGER_S} seconds", "delivery_timeout": "1 hour"}

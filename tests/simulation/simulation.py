@@ -261,11 +261,11 @@ class Simulation:
             run.micro_batch(1)
         self._drained(run)
 
-    def _drained(self, run: Run) -> None:
-        """What `AccumulatorQuery.drain` does."""
+    def _drained(self, run: Run, everything: bool = True) -> None:
+        """What `AccumulatorQuery.awaitTermination` does."""
         if not run.sender.is_true(SPARK):  # type: ignore[arg-type]
             run.sender = SimulatedSender(self, self.sink)
-        run.sender.drain(SPARK)  # type: ignore[arg-type]
+        run.sender.drain(SPARK, everything)  # type: ignore[arg-type]
 
     def _do_micro_batch(self, files: int = 1, at: int = 1, commits: Sequence[str] = (), **given: Any) -> None:
         """What is to happen in it stays so until it happens, be it micro-batches later."""
@@ -294,6 +294,18 @@ class Simulation:
             self.excused["StateVersionError"] += 1
         self.end_run()
         self.settings = Settings(timeout, columns, steps, sink)
+
+    def _do_scheduled_run(self, files: Sequence[int], drain: str, set_ms: int, **given: Any) -> None:
+        """A run that begins hours after the last, and ends with a drain of everything, of what is ripe, or killed."""
+        self.end_run()
+        self.clock_ms, self.set_ms = self.clock_ms + 3_600_000, set_ms
+        for number in files:
+            self._do_micro_batch(number, **given)
+            if self.run is None:
+                return
+            given = {}
+        if drain:
+            self.guarded(lambda: self._drained(self.living(), everything=drain == "all"))
 
     def _do_move(self, shards: int, partitions: int, host: str) -> None:
         """The query is stopped, and goes on in a new checkpoint, in other shards and perhaps on the other host."""

@@ -12,7 +12,7 @@ import pytest
 
 from spark_purgatory.spark.sink import staged_view
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled
+from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled, scheduled
 from tests.simulation.planted import PLANTED, Patch, hunt, planted
 from tests.simulation.play import Played, play, quiet, why_wrong
 from tests.simulation.storage import Disk, DiskPath
@@ -236,6 +236,22 @@ def test_a_wall_clock_that_is_set_loses_and_doubles_nothing_and_stops_no_lingeri
         f"{host}: {micro_batches:,} micro-batches, {seen['restart']} restarts, clock set {seen['the clock is set']} "
         f"times, {simulation.table.version} commits, at most {max(waits_s)} files staged"
     )
+
+
+@pytest.mark.parametrize("host", ["blob", "log"])
+def test_two_hundred_scheduled_runs_have_the_outcomes_of_one_run(host: str) -> None:
+    """Inputs bring rows together, in turn or not at all; a run ends with everything drained, with what is ripe, or
+    killed."""
+    for seed in range(20 if EVERY_CASE else 1):
+        runs, one = scheduled(200, host, seed)
+        assert {"crash after commit", "crash before return"} <= runs.seen.keys()
+        found, expected = (
+            Counter((each.judge.meaning[number]["row"], each.judge.meaning[number]["status"]) for number in table)
+            for each in (runs, one)
+            if (table := list(each.table.ours().elements()))
+        )
+        assert found == expected and expected.total() == 200 // 3 * 2
+        print(f"{host}: 200 runs, {runs.table.version} commits: {dict(runs.seen)}")
 
 
 @pytest.mark.slow

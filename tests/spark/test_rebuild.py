@@ -1,4 +1,4 @@
-"""``spark-purgatory rebuild``: a wrong source file is corrected, and the query goes on."""
+"""Between the runs of a job: a wrong source file is corrected by a rebuild, and nothing may be new."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.last_run import nothing_new
 from spark_purgatory.job.rebuild import RebuildRequest, planned
 from spark_purgatory.job.run_report import RunReport
 from spark_purgatory.job.runner import run
@@ -129,3 +130,29 @@ def test_rows_that_others_deleted_or_that_were_rebuilt_are_no_loss(spark: SparkS
     assert [each["operations_received"] for each in facts] == [3, 0, 0]
     assert facts[0]["outcomes"] == {"completed": 1, "expired": 1} and facts[0]["waiting"] == 1
     assert facts[0]["watermark"] == facts[0]["newest_operation"] == "2026-11-01T12:00:00.000Z"
+
+
+def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp_path: Path) -> None:
+    job(tmp_path)
+    changes = ["summary=true", "output.drain_at_end=false"]
+    config = load_config(tmp_path / "job.yaml", changes[:1])
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("b", "10:05"), ("clock", "12:00"))
+    assert nothing_new(config) is None
+    run_once(spark, load_config(tmp_path / "job.yaml", changes))
+    assert nothing_new(load_config(tmp_path / "job.yaml", changes)) is None, "there is no table yet"
+    land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
+    report = RunReport()
+    run(spark, config, Console(quiet=True), StopRequest(), report=report)
+    assert report.summary is not None and report.summary.by_status == {"COMPLETED": 1, "EXPIRED": 1}
+    assert nothing_new(config) == (report.summary, report.gauges)
+    assert nothing_new(load_config(tmp_path / "job.yaml", [*changes[:1], "purgatory.shards=4"])) is None
+    until = "complete_until.completions=2026-11-01 13:00"
+    assert nothing_new(load_config(tmp_path / "job.yaml", [*changes[:1], until])) is None
+    for file in ("checkpoint/offsets/9", "checkpoint/sources/0/9", "orders/part=1/new.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+        assert nothing_new(config) is None, file
+        (tmp_path / file).unlink()
+    assert nothing_new(config) is not None
+    spark.sql(f"DELETE FROM delta.`{tmp_path}/table` WHERE id = 'a'")
+    assert nothing_new(config) is None

@@ -160,7 +160,8 @@ def test_rows_that_came_late_are_in_the_last_lines_of_a_run() -> None:
     (late,) = warnings_of(totals_of(received=10, events_received=20, events_late=3, operations_late=None))
     assert late == (
         "Warning: In this run 6 of 60 rows arrived behind the watermark (operations: 0, completions: 6) and may be "
-        "decided wrongly. Give the late input a longer delay (watermark)"
+        "decided wrongly. Give the late input a longer delay (watermark), or where whole files come late a longer "
+        "lookback, with a new checkpoint; rebuild decides these hours again"
     )
     (few,) = warnings_of(totals_of(received=100, events_received=20, events_late=3, operations_late=None))
     assert few == "In this run 6 of 240 rows arrived behind the watermark (operations: 0, completions: 6)"

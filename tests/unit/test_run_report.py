@@ -94,3 +94,14 @@ def test_the_report_of_a_refused_run_has_its_error(tmp_path: Path, capsys: pytes
     assert facts == json.loads(capsys.readouterr().out) | {"seconds": facts["seconds"]}
     assert (facts["result"], facts["exit_code"], facts["error"]) == ("refused", 2, "shards=0: give at least 1")
     assert facts["run_id"] is None and facts["adds_up"] is None
+
+
+def test_the_numbers_of_a_run_are_gauges_for_prometheus(tmp_path: Path) -> None:
+    report = RunReport(job='"a" job', query=QUERY, gauges={"watermark_ms": 1_500})
+    report.totals.add({"received": 100, "expired": 3})
+    report.write_textfile(tmp_path / "run.prom", ExitCode.DOES_NOT_ADD_UP)
+    lines = dict(line.rsplit(" ", 1) for line in (tmp_path / "run.prom").read_text().splitlines())
+    wanted = {"exit_code": "3.0", "operations_received": "100.0", "outcomes_expired": "3.0", "watermark_seconds": "1.5"}
+    for name, value in wanted.items():
+        assert lines[rf'spark_purgatory_run_{name}{{job_name="\"a\" job"}}'] == value
+    assert [*tmp_path.iterdir()] == [tmp_path / "run.prom"]

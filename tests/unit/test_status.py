@@ -89,7 +89,8 @@ def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
     assert show_status(str(checkpoint), terminal(), StatusRequest(True, "1 hour", "200000 days")) == 1
     found = json.loads(capsys.readouterr().out)
     [alarm] = found.pop("alarms")
-    assert alarm.startswith("Alarm: No micro-batch has begun for ") and alarm.endswith("(--max-silence 1 hour)")
+    assert alarm.startswith("Alarm: No run and no micro-batch has begun for ")
+    assert alarm.endswith("(--max-silence 1 hour)")
     assert found == {
         "is_running": False,
         "last_micro_batch": 6,
@@ -100,6 +101,8 @@ def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
         "last_drain": None,
         "rows_staged": 12,
     }
+    (checkpoint / "last_run").touch()
+    assert show_status(str(checkpoint), terminal(), StatusRequest(max_silence="1 hour")) == 0
     assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="1 hour")) == 1
     assert "Alarm: The watermark is behind the clock for" in " ".join(capsys.readouterr().out.split())
     assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="soon")) == 2

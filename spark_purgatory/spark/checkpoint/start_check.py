@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -77,28 +78,39 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     if has_begun := is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
         fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
-    states, newest = _check(spark, checkpoint, queries, has_begun, warns=True)
+    states, newest, _ = _check(spark, checkpoint, queries, has_begun, warns=True)
     _hand_over(spark, checkpoint, queries, newest, has_begun)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != setting_of(spark, FORMAT_VERSION):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
 
-def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, str]]:
-    """Check the checkpoint of a stream that may come from a purgatory, and return how to choose its settings.
+@dataclass(frozen=True)
+class StartSettings:
+    """How to choose the settings of a start. `started` calls it when no other start has changed the session."""
 
-    `started` calls that function when no other start has changed the session. Raises what `check_checkpoint` raises.
-    """
+    choose: Callable[[], dict[str, str]] = dict
+    waiting: int = 0
+    """The operations that wait in the checkpoint."""
+
+    def __call__(self) -> dict[str, str]:
+        """Return the settings."""
+        return self.choose()
+
+
+def settings_to_start(df: DataFrame, checkpoint: str) -> StartSettings:
+    """Check the checkpoint of a stream that may come from a purgatory. Raises what `check_checkpoint` raises."""
     queries, spark = queries_of(df), df.sparkSession
     if not queries:
-        return dict
+        return StartSettings()
     has_begun = is_checkpoint(spark, checkpoint)
     if not has_begun and (found := ENCODED.findall(checkpoint)):
         LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
     fixed = fixed_settings(spark, checkpoint, queries[0].sources) if has_begun else {}
     newest: list[Newest] = []
+    waiting = 0
     try:
         # Without Spark Connect the session's listener warns (`query_watch`).
-        _, newest = _check(spark, checkpoint, queries, has_begun, warns=is_remote())
+        _, newest, waiting = _check(spark, checkpoint, queries, has_begun, warns=is_remote())
     except StateReaderError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
     except SPARK_FAULTS as error:
@@ -117,17 +129,20 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> Callable[[], dict[str, 
         wanted |= without_processes(spark, checkpoint)
         return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
 
-    return chosen
+    return StartSettings(chosen, waiting)
 
 
 def _check(
     spark: SparkSession, checkpoint: str, queries: Sequence[Query], has_begun: bool, warns: bool
-) -> tuple[stored.ShardStates | None, list[Newest]]:
-    """Compare the states with the last purgatory of a query, and return them, and what each purgatory has seen."""
+) -> tuple[stored.ShardStates | None, list[Newest], int]:
+    """Compare the states with the last purgatory of a query.
+
+    Return them, what each purgatory has seen, and how many operations wait in the last one.
+    """
     states = stored.shard_states(spark, checkpoint) if has_begun else None
     requirements.check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
-        return None, []
+        return None, [], 0
     query = queries[0]
     if states.host != query.host:
         raise StateMismatchError(
@@ -144,7 +159,8 @@ def _check(
         if fault not in (None, NEWEST):
             raise errors.again(fault, text)
     refuse(text for fault, text in found if fault is None)
-    newest = [latest(times for fault, times in found if fault == NEWEST)]
+    totals = [total for fault, total in found if fault == NEWEST]
+    newest = [latest(times for *times, _ in totals)]
     for earlier in range(1, len(queries)):
         others = stored.shard_states(spark, checkpoint, purgatory=earlier)
         assert others is not None, "bug: two purgatories of one query have different micro-batches"
@@ -152,22 +168,23 @@ def _check(
     shards = max(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
-    return states, newest
+    return states, newest, sum(waiting for *_, waiting in totals)
 
 
 def _told(spec: EngineSpec, shards: int, states: Iterator[ShardState]) -> Iterator[tuple[str | None, Any]]:
     """Yield why the query cannot continue from a task's states: each difference, or the name of an error and its text.
 
-    The last one is `NEWEST` and the newest times.
+    The last one is `NEWEST`, with the newest times and the operations that wait.
     """
-    newest = NOTHING_SEEN
+    newest, waiting = NOTHING_SEEN, 0
     for state in states:
         try:
             yield from ((None, text) for text in differences(spec, state.blob(), shards))
             newest = latest((newest, *newest_of([state])))
+            waiting += Tally(**state.metadata()["tally"]).pending
         except StateError as error:
             yield type(error).__name__, str(error)
-    yield NEWEST, newest
+    yield NEWEST, (*newest, waiting)
 
 
 def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:

@@ -160,7 +160,8 @@ class Purgatory(PurgatoryOptions):
             earlier event can arrive, so that the table does not depend on the order of arrival.
         shards: The number of groups over which operations are spread by key (docs/choosing.md). The checkpoint fixes
             it.
-        lookback: An event counts if it is at most this much earlier than the operation's created time.
+        lookback: An event counts if it is at most this much earlier than the operation's created time, and is kept so
+            long for operations that come late.
         max_future: Rows further ahead of processing time than this are rejected and do not move the watermark.
         tick: Deadlines are rounded up to a multiple of it, at least 1 millisecond.
         prefix: Put before the names of the outcome's columns.

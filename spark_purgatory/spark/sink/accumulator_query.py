@@ -36,8 +36,17 @@ class AccumulatorQuery:
     micro-batches bring rows to the table.
     """
 
-    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        sender: Sender,
+        spark: SparkSession,
+        trigger: Mapping[str, Any],
+        waiting_at_start: int = 0,
+    ) -> None:
         self._query, self._sender, self._spark = query, sender, spark
+        self.waiting_at_start = waiting_at_start
+        """The operations that waited in the checkpoint when the query was started."""
         self._drains_at_end = "availableNow" in trigger
         every = str(trigger.get("processingTime", ""))
         # Called with `metrics` when a drain after the query's end begins, and when it ends.

@@ -147,7 +147,7 @@ class RecordAccumulator(SinkOptions):
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen)
+        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen, decide.waiting)
         self._started[:] = [query]
         LOG.info(
             f"query {query_name or query.id} started: table {self}, checkpoint {without_login(checkpoint)}, "
