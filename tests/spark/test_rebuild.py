@@ -148,7 +148,7 @@ def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp
     assert nothing_new(load_config(tmp_path / "job.yaml", [*changes[:1], "purgatory.shards=4"])) is None
     until = "complete_until.completions=2026-11-01 13:00"
     assert nothing_new(load_config(tmp_path / "job.yaml", [*changes[:1], until])) is None
-    for file in ("checkpoint/offsets/9", "checkpoint/sources/0/9", "orders/part=1/new.json"):
+    for file in ("checkpoint/offsets/9", "checkpoint/sources/0/9", "checkpoint/moved", "orders/part=1/new.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")
         assert nothing_new(config) is None, file
