@@ -157,7 +157,13 @@ def run(
     from spark_purgatory.job.runner import RunRequest, run_file
 
     changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
-    raise typer.Exit(run_file(job_file, changes, RunRequest(spark_log, traceback, json, fail_above, textfile, wait)))
+    raise typer.Exit(
+        run_file(
+            job_file,
+            changes,
+            RunRequest(spark_log, traceback, json=json, fail_above=fail_above, textfile=textfile, wait=wait),
+        )
+    )
 
 
 @app.command()

@@ -83,7 +83,7 @@ def table_version_of(config: JobConfig) -> int:
 
 
 def _places(config: JobConfig) -> Places | None:
-    """Return the folders of a job of which nothing but its files decides what it has to do; None for another one."""
+    """Return the folders of a job that has nothing to do without new files; None for another job."""
     inputs = config.operations, config.completions
     sources = [each.source for each in inputs if isinstance(each.source, FolderSource)]
     is_timed = any(each.made().idle_after is not None for each in inputs)
