@@ -59,11 +59,14 @@ def in_turn(length: int, rng: random.Random) -> tuple[Batch, ...]:
     """The rows of a life in files that bring both sides, one or none; the watermark follows from all rows before."""
     found, newest_us = list[Batch](), {"created": 0, "time": 0}
     for batch in Endless(length)[:length]:
-        both = [batch.operations, batch.events]
-        parts = [both] if rng.random() < 0.3 else [[both[0], []], [[], both[1]]][:: rng.choice((1, -1))]
-        for operations, events in (*parts, *[[[], []]] * (rng.random() < 0.3)):
-            found.append(Batch(operations, events, max(0, min(newest_us.values()) // 1000 - 1000)))
-            for name, rows in zip(newest_us, (operations, events), strict=True):
+        files = [(batch.operations, batch.events)]
+        if rng.random() > 0.3:
+            files = [(batch.operations, []), ([], batch.events)][:: rng.choice((1, -1))]
+        if rng.random() < 0.3:
+            files.append(([], []))
+        for sides in files:
+            found.append(Batch(*sides, max(0, min(newest_us.values()) // 1000 - 1000)))
+            for name, rows in zip(newest_us, sides, strict=True):
                 newest_us[name] = max([newest_us[name], *(row[name] for row in rows)])
     return (*found, Batch([], [], END_MS))
 
@@ -73,7 +76,7 @@ def scheduled(runs: int, host: str, seed: int = 0) -> tuple[Simulation, Simulati
     rng = random.Random(f"schedule {seed}")
     steps = []
     for _ in range(runs):
-        given = {
+        given: dict[str, Any] = {
             "files": rng.choices((0, 1, 1, 2), k=rng.randrange(3)),
             "drain": rng.choice(("", "ripe", "ripe", "all")),
         }
