@@ -22,7 +22,7 @@ os.environ["no_proxy"] = "127.0.0.1,localhost"  # the servers that tests start
 WITH_SPARK = (
     "tests/spark/",
     "tests/crash/",
-    "tests/house/test_readme.py",
+    "tests/house/test_readme.py::test_the_home_page",
     "tests/law/test_stream_law.py",
 )
 """Where tests of `make test` are that take the session."""
@@ -86,6 +86,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     from spark_purgatory.config.options import LOG_HOST
     from spark_purgatory.demo.runner import QUICK_SETTINGS
+    from spark_purgatory.spark.checkpoint.start_check import LOCAL_CHECKPOINT
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
     from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
@@ -97,7 +98,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
@@ -115,6 +116,8 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     remember_java_classes()
     session = builder.getOrCreate()
     forget_defaults_of_map_reduce(session)
+    for name, value in LOCAL_CHECKPOINT.items():  # Spark's own sinks start ten processes for each file without it.
+        session.conf.set(name, value)
     yield session
     session.stop()
 

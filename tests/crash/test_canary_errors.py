@@ -129,7 +129,7 @@ def a_check(scene: Scene, **options: Any) -> str:
     scene.run()
     few = f"n < {ROWS_A_FILE} OR l < 0 OR text IS NULL OR d < 0 OR de < 0 OR m IS NULL"
     scene.sql(f"ALTER TABLE t ADD CONSTRAINT few CHECK ({few})")
-    scene.stream.add(3)
+    scene.stream.add(1)
     scene.run(**{**SHORT, **options})
     return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
 

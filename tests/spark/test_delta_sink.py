@@ -123,12 +123,6 @@ def test_a_drain_lends_its_mark_to_no_write_of_another_thread(stream: Stream, mo
     assert stream.numbers() == every(2) + Counter(others) and others
 
 
-@pytest.mark.parametrize("where", [{}, {"path": "/t", "table": "t"}])
-def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="exactly one of path and table"):
-        RecordAccumulator(**where)
-
-
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="takes a streaming one"):
         RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
@@ -210,6 +204,7 @@ def test_times_in_a_partition_column_are_the_same_in_a_zone_with_summer_time(
     spark.sql("DROP TABLE IF EXISTS timed")
 
 
+@pytest.mark.long
 def test_what_the_table_computes_from_times_has_the_sessions_zone(spark: SparkSession, tmp_path: Path) -> None:
     columns = "n bigint, at timestamp, day date GENERATED ALWAYS AS (CAST(at AS date))"
     spark.sql(f"CREATE TABLE days ({columns}) USING delta PARTITIONED BY (at)")

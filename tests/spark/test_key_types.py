@@ -144,16 +144,16 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-def test_a_value_has_one_text_whatever_the_session_is_set_to(spark: SparkSession, kind: str) -> None:
-    values = ", ".join(f"(cast({value} as {kind}))" for value in TEXTS[kind])
+def test_a_value_has_one_text_whatever_the_session_is_set_to(spark: SparkSession) -> None:
+    values = [(f"cast({value} as {kind})", text) for kind in TEXTS for value, text in TEXTS[kind].items()]
     for each in SETTINGS:
         with settings(spark, each):
-            frame = spark.sql(f"select key from values {values} as t(key)")
-            text = key_text(F.col("key"), frame.schema["key"].dataType)
-            assert [row.text for row in frame.select(text.alias("text")).collect()] == list(TEXTS[kind].values()), each
+            frame = spark.sql(f"select {', '.join(f'{value} as v{at}' for at, (value, _) in enumerate(values))}")
+            texts = [key_text(F.col(field.name), field.dataType).alias(field.name) for field in frame.schema]
+            assert [*frame.select(*texts).first()] == [text for _, text in values], each  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark: SparkSession, tmp_path: Path) -> None:
     def run(operations: list[str], events: list[str], key: str = "timestamp_micros(key_us)") -> dict[str, str]:
         for side, names in (("operations", operations), ("events", events)):
@@ -188,84 +188,77 @@ def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark:
             run(["a"], ["w"], "cast(key_us as string)")
 
 
-@pytest.mark.parametrize(
-    ("types", "said"),
-    [
-        ({"key": ("int", "double")}, r"completions\.key is double, which cannot be a key: .* 0\.0 equals -0\.0"),
+INCOMPARABLE: list[tuple[dict[str, tuple[str, str]], str]] = [
+    ({"key": ("int", "double")}, r"completions\.key is double, which cannot be a key: .* 0\.0 equals -0\.0"),
+    (
+        {"key": ("int", "string")},
+        r"keys is int and completions\.key is string: .*; cast operations\.keys to string",
+    ),
+    ({"key": ("date", "timestamp")}, r"cast operations\.keys to timestamp"),
+    ({"key": ("timestamp", "timestamp_ntz")}, r"cast completions\.key to timestamp"),
+    ({"key": ("decimal(10,2)", "decimal(10,1)")}, r"cast completions\.key to decimal\(10,2\)"),
+    ({"key": ("int", "date")}, r"give operations\.keys and completions\.key columns of one type"),
+    ({"key": ("array<double>", "string")}, r"operations\.keys \(its elements\) is double"),
+    ({"key": ("array<timestamp>", "string")}, r"keys is timestamp .* cast completions\.key to timestamp"),
+    (
+        {"key": ("struct<a:int>", "string"), "levels": ("map<string,double>", "")},
+        r"operations\.keys is struct<a:int>, which cannot be a key: .* a field",
+    ),
+    (
+        {"id": ("int", "string")},
+        r"operations\.id is int and completions\.operation_id is string: .* cast operations",
+    ),
+    ({"id": ("string", "double")}, r"completions\.operation_id is double, which cannot be a key"),
+    ({"part": ("int", "double")}, r"scope \(completions\) is double, which cannot be a key"),
+    ({"part": ("double", "double")}, r"scope \(operations\) is double, which cannot be a key"),
+    (
+        {"part": ("date", "timestamp")},
+        r"scope \(operations\) is date and scope \(comp.* is timestamp",
+    ),
+    ({"part": ("decimal(10,2)", "decimal(10,3)")}, r"cast scope \(operations\) to decimal\(10,3\)"),
+    ({"part": ("array<int>", "array<int>")}, r"scope \(operations\) is array<int>, which cannot be a key"),
+    (
+        {"levels": ("map<int,double>", "")},
+        r"keys is string and criterion\.levels \(its keys\) is int: .*; cast crit",
+    ),
+    ({"levels": ("map<double,double>", "")}, r"criterion\.levels \(its keys\) is double, which cannot be a key"),
+    ({"levels": ("double", "")}, r"criterion\.levels='levels' is double, not a map from key to level"),
+    ({"rule": ("int", "")}, r"criterion\.rule is int, not a string: it must hold one of any_key"),
+    ({"kind": ("", "int")}, r"completions\.kind is int, not a string: it must hold one of complete, fail"),
+    *[
         (
-            {"key": ("int", "string")},
-            r"keys is int and completions\.key is string: .*; cast operations\.keys to string",
-        ),
-        ({"key": ("date", "timestamp")}, r"cast operations\.keys to timestamp"),
-        ({"key": ("timestamp", "timestamp_ntz")}, r"cast completions\.key to timestamp"),
-        ({"key": ("decimal(10,2)", "decimal(10,1)")}, r"cast completions\.key to decimal\(10,2\)"),
-        ({"key": ("int", "date")}, r"give operations\.keys and completions\.key columns of one type"),
-        ({"key": ("array<double>", "string")}, r"operations\.keys \(its elements\) is double"),
-        ({"key": ("array<timestamp>", "string")}, r"keys is timestamp .* cast completions\.key to timestamp"),
-        (
-            {"key": ("struct<a:int>", "string"), "levels": ("map<string,double>", "")},
-            r"operations\.keys is struct<a:int>, which cannot be a key: .* a field",
-        ),
-        (
-            {"id": ("int", "string")},
-            r"operations\.id is int and completions\.operation_id is string: .* cast operations",
-        ),
-        ({"id": ("string", "double")}, r"completions\.operation_id is double, which cannot be a key"),
-        ({"part": ("int", "double")}, r"scope \(completions\) is double, which cannot be a key"),
-        ({"part": ("double", "double")}, r"scope \(operations\) is double, which cannot be a key"),
-        (
-            {"part": ("date", "timestamp")},
-            r"scope \(operations\) is date and scope \(comp.* is timestamp",
-        ),
-        ({"part": ("decimal(10,2)", "decimal(10,3)")}, r"cast scope \(operations\) to decimal\(10,3\)"),
-        ({"part": ("array<int>", "array<int>")}, r"scope \(operations\) is array<int>, which cannot be a key"),
-        (
-            {"levels": ("map<int,double>", "")},
-            r"keys is string and criterion\.levels \(its keys\) is int: .*; cast crit",
-        ),
-        ({"levels": ("map<double,double>", "")}, r"criterion\.levels \(its keys\) is double, which cannot be a key"),
-        ({"levels": ("double", "")}, r"criterion\.levels='levels' is double, not a map from key to level"),
-        ({"rule": ("int", "")}, r"criterion\.rule is int, not a string: it must hold one of any_key"),
-        ({"kind": ("", "int")}, r"completions\.kind is int, not a string: it must hold one of complete, fail"),
-        *[
-            (
-                {name: (f"{before}string collate UTF8_LCASE{after}",) * 2},
-                rf"{field} is string collate UTF8_LCASE: {why}",
-            )
-            for name, before, after, field, why in [
-                ("key", "", "", r"operations\.keys", ".*UTF8_BINARY"),
-                ("key", "array<", ">", r"operations\.keys \(its elements\)", ".*UTF8_BINARY"),
-                ("id", "", "", r"operations\.id", ".*UTF8_BINARY"),
-                ("part", "", "", r"scope \(operations\)", ".*UTF8_BINARY"),
-                ("levels", "map<", ",double>", r"criterion\.levels \(its keys\)", ".*UTF8_BINARY"),
-                ("event_id", "", "", r"completions\.event_id", ".*UTF8_BINARY"),
-                ("rule", "", "", r"criterion\.rule", ".* lower"),
-                ("kind", "", "", r"completions\.kind", ".* lower"),
-            ]
-        ],
+            {name: (f"{before}string collate UTF8_LCASE{after}",) * 2},
+            rf"{field} is string collate UTF8_LCASE: {why}",
+        )
+        for name, before, after, field, why in [
+            ("key", "", "", r"operations\.keys", ".*UTF8_BINARY"),
+            ("key", "array<", ">", r"operations\.keys \(its elements\)", ".*UTF8_BINARY"),
+            ("id", "", "", r"operations\.id", ".*UTF8_BINARY"),
+            ("part", "", "", r"scope \(operations\)", ".*UTF8_BINARY"),
+            ("levels", "map<", ",double>", r"criterion\.levels \(its keys\)", ".*UTF8_BINARY"),
+            ("event_id", "", "", r"completions\.event_id", ".*UTF8_BINARY"),
+            ("rule", "", "", r"criterion\.rule", ".* lower"),
+            ("kind", "", "", r"completions\.kind", ".* lower"),
+        ]
     ],
-)
-def test_types_that_cannot_be_compared_are_refused_with_both_fields_and_the_cast(
-    spark: SparkSession, types: dict[str, tuple[str, str]], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        resolved(spark, types)
+]
+
+
+def test_types_that_cannot_be_compared_are_refused_with_both_fields_and_the_cast(spark: SparkSession) -> None:
+    for types, said in INCOMPARABLE:
+        with pytest.raises(ConfigError, match=said):
+            resolved(spark, types)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "types",
-    [
+def test_types_whose_equal_values_have_one_text_are_compared(spark: SparkSession) -> None:
+    for types in (
         {"key": ("tinyint", "bigint"), "id": ("bigint", "smallint"), "part": ("int", "bigint")},
         {"key": ("decimal(10,2)", "decimal(20,2)"), "id": ("date", "date"), "part": ("boolean", "boolean")},
         {"key": ("array<bigint>", "int"), "levels": ("map<int,double>", "")},
         {"key": ("timestamp_ntz", "timestamp_ntz"), "id": ("binary", "binary"), "part": ("timestamp", "timestamp")},
-    ],
-)
-def test_types_whose_equal_values_have_one_text_are_compared(
-    spark: SparkSession, types: dict[str, tuple[str, str]]
-) -> None:
-    assert resolved(spark, types).count() == 1
+    ):
+        assert resolved(spark, types).count() == 1, types
 
 
 def resolved(spark: SparkSession, types: dict[str, tuple[str, str]]) -> DataFrame:

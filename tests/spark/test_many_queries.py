@@ -35,7 +35,7 @@ pytestmark = pytest.mark.spark
 BLOB_HOST = "applyInPandasWithState"
 CORES = 2
 SEED = 58
-SAMPLED_EVERY_SECONDS = 0.01
+SAMPLED_EVERY_SECONDS = 0.02
 BY_DELTA = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
 
 
@@ -52,7 +52,7 @@ class Lane:
         """Start the query; it ends when it has read all that has landed, or is closed in the middle."""
         accumulator = RecordAccumulator(path=str(self.landing.outcomes), linger="1 second")
         outcomes = self.stream.purgatory(self.host).resolve(*self.landing.frames(spark))
-        trigger = {"availableNow": True} if everything else {"processingTime": "100 milliseconds"}
+        trigger = {"availableNow": True} if everything else {"processingTime": "500 milliseconds"}
         query = accumulator.write_stream(outcomes, checkpoint=str(self.landing.checkpoint), trigger=trigger)
         if everything:
             query.awaitTermination()
@@ -119,7 +119,7 @@ def beside(*calls: Callable[[], object]) -> Iterator[list[BaseException]]:
     ended, raised = threading.Event(), list[BaseException]()
 
     def repeat(call: Callable[[], object]) -> None:
-        while not ended.wait(0.3):
+        while not ended.wait(1):
             try:
                 call()
             except Exception as error:

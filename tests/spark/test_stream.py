@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, criteria
+from spark_purgatory import Operations, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
-from tests.support.now_and_then import now_and_then
 from tests.support.quick_spark import COMPILED
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
@@ -47,74 +47,40 @@ def test_outcomes_have_the_columns_and_types_that_the_specification_names(spark:
     assert (b.status, b.wait_ms, b.matched, b.missing_keys, b.reason) == ("EXPIRED", 1_800_000, 0, ["b"], None)
 
 
-def test_a_restart_continues_where_the_stream_stopped(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_restart_continues_where_the_stream_stopped_and_a_changed_query_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     landing = Landing(tmp_path)
     landing.add([operation("paid"), operation("unpaid"), operation("later", 5, 60)], [event("x", 6)])
     assert statuses(landing.run(spark, purgatory())) == {}
     landing.add([operation("new", 20, 25)], [event("paid", 20)])
+    with pytest.raises(StreamingQueryException, match="emit: the checkpoint was written with 'early', but the query"):
+        landing.run(spark, purgatory(emit="final"))
     assert statuses(landing.run(spark, purgatory())) == {"paid": "COMPLETED"}
     landing.add([operation("z", 40, 90)], [event("later", 40)])
     expected = {"paid": "COMPLETED", "unpaid": "EXPIRED", "later": "COMPLETED", "new": "EXPIRED"}
     assert statuses(landing.run(spark, purgatory())) == expected
 
 
-CHANGES: list[list[tuple[dict[str, Any], str]]] = [
-    [
-        ({"shards": 4}, "shards: the checkpoint was written with 3, but the query has 4"),
-        ({"emit": "final"}, "emit: the checkpoint was written with 'early', but the query has 'final'"),
-    ],
-    [
-        (
-            {"criterion": criteria.count(2)},
-            "criterion: the checkpoint was written with 'any_key', but the query has 'count'",
-        ),
-        ({"lookback": "1 minute"}, "lookback: the checkpoint was written with '0 us'"),
-    ],
-]
-
-
-@pytest.mark.parametrize(
-    "changed", [CHANGES[0], *now_and_then(CHANGES[1])], ids=["shards, emit", "criterion, lookback"]
-)
-def test_a_changed_query_is_refused_by_name_against_a_checkpoint(
-    spark: SparkSession, tmp_path: Path, changed: list[tuple[dict[str, Any], str]]
+def test_late_rows_arrive_and_are_decided_and_a_far_future_time_is_rejected_and_moves_no_watermark(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    names = [f"operation-{i}" for i in range(12)]
-    landing = Landing(tmp_path).add([operation(name) for name in names], [event("x", 1)])
-    landing.run(spark, purgatory())
-    landing.add([operation("more", 2)], [event(name, 3) for name in names])
-    for changes, named in changed:
-        with pytest.raises(StreamingQueryException, match=named):
-            landing.run(spark, purgatory(**changes))
-    assert set(statuses(landing.run(spark, purgatory())).values()) == {"COMPLETED"}, "unchanged, it goes on"
-
-
-def test_late_rows_arrive_are_marked_and_decided(spark: SparkSession, tmp_path: Path) -> None:
-    landing = Landing(tmp_path)
-    landing.add([operation("waits", 0, 300), operation("clock", 100, 400)], [event("x", 100)])
+    landing, far = Landing(tmp_path), datetime(9999, 1, 1, tzinfo=UTC)
+    wrong = {**operation("wrong"), "created": far, "deadline": far + timedelta(days=1)}
+    landing.add(
+        [operation("waits", 0, 300), wrong], [event("nobody", 100), {"key": "waits", "time": far, "value": 1.0}]
+    )
+    landing.add([operation("clock", 100, 400)], [event("nobody", 100)])
     landing.add([operation("late", 10, 20), operation("late-open", 90, 200)], [event("waits", 50)])
     landing.add([operation("clock-2", 101, 400)], [event("late-open", 150), event("x", 101)])
     outcomes = {o["id"]: o for o in landing.run(spark, purgatory())}
-    assert (outcomes["waits"]["status"], outcomes["waits"]["late"]) == ("COMPLETED", False)
-    assert (outcomes["late"]["status"], outcomes["late"]["late"]) == ("EXPIRED", True)
-    assert (outcomes["late-open"]["status"], outcomes["late-open"]["late"]) == ("COMPLETED", True)
-
-
-def test_a_far_future_time_is_rejected_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
-    landing = Landing(tmp_path)
-    wrong = {
-        **operation("wrong"),
-        "created": datetime(9999, 1, 1, tzinfo=UTC),
-        "deadline": datetime(9999, 1, 2, tzinfo=UTC),
-    }
-    landing.add(
-        [operation("a"), wrong], [event("x", 1), {"key": "a", "time": datetime(9999, 1, 1, tzinfo=UTC), "value": 1.0}]
-    )
-    landing.add([operation("b", 2)], [event("a", 2)])
-    outcomes = {o["id"]: o for o in landing.run(spark, purgatory())}
-    assert outcomes["wrong"]["status"] == "REJECTED"
     assert "max_future" in outcomes["wrong"]["reason"]
-    assert {name: o["status"] for name, o in outcomes.items()} == {"wrong": "REJECTED", "a": "COMPLETED"}
+    assert {name: (o["status"], o["late"]) for name, o in outcomes.items()} == {
+        "wrong": ("REJECTED", False),
+        "waits": ("COMPLETED", False),
+        "late": ("EXPIRED", True),
+        "late-open": ("COMPLETED", True),
+    }
 
 
 def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
@@ -153,10 +119,9 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_path: Path, streaming: bool) -> None:
+def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a")], [event("a", 4)])
-    operations, events = landing.frames(spark, streaming=streaming)
+    operations, events = landing.frames(spark, streaming=False)
     operations = operations.withColumn("wait", F.expr("interval '5' minute"))
     given = Operations(
         id="id", keys="key", created="created", timeout="wait", exclude=["wait", "row"], watermark="1 minute"
@@ -164,8 +129,7 @@ def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_p
     outcomes = purgatory(operations=given).resolve(operations, events)
     kept = [name for name in operations.columns if name not in ("wait", "row")]
     assert outcomes.columns == [*kept, *OUTCOME_COLUMNS]
-    if not streaming:
-        assert [row.status for row in outcomes.collect()] == ["COMPLETED"]
+    assert [row.status for row in outcomes.collect()] == ["COMPLETED"]
     within = operations.withColumn("sla", F.struct("wait"))
     for wrong in ("rwo", "sla.wait"):
         with pytest.raises(ConfigError, match=rf"operations\.exclude='{wrong}' is not a column"):
@@ -177,22 +141,20 @@ def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: Sp
     operations, events = landing.frames(spark, streaming=False)
     operations = operations.withColumn("wait", F.expr("interval '5' minute")).withColumn("ms", F.lit(180_000))
 
-    def decided(**timeout: Any) -> dict[str, str]:
+    def decided(**timeout: Any) -> DataFrame:
         made = Operations(id="id", keys=F.upper("key"), created=F.col("created"), **timeout)
-        return statuses([row.asDict() for row in purgatory(operations=made).resolve(operations, events).collect()])
+        return purgatory(operations=made, shards=1).resolve(operations, events)
 
-    for five_minutes in (
-        {"timeout": "wait"},
-        {"timeout": F.col("wait")},
-        {"timeout": timedelta(minutes=5)},
-    ):
-        assert decided(**five_minutes) == {"a": "COMPLETED", "b": "EXPIRED"}
-    for number, unit in ((180_000, "milliseconds"), (180, "seconds"), (3, "minutes")):
-        assert decided(timeout=F.lit(number), timeout_unit=unit) == {"a": "EXPIRED", "b": "EXPIRED"}, unit
-    for number, unit in ((300_000, "milliseconds"), (300, "seconds"), (5, "minutes")):
-        assert decided(timeout=F.lit(number), timeout_unit=unit) == {"a": "COMPLETED", "b": "EXPIRED"}, unit
-    for unit in ("hours", "days"):
-        assert decided(timeout=F.lit(1), timeout_unit=unit) == {"a": "COMPLETED", "b": "EXPIRED"}, unit
+    waits: list[tuple[Any, str | None, int]] = [
+        *((five, None, 300_000) for five in ("wait", F.col("wait"), timedelta(minutes=5))),
+        *((F.lit(number), unit, 180_000) for number, unit in ((180_000, "milliseconds"), (180, "seconds"))),
+        (F.lit(3), "minutes", 180_000),
+        (F.lit(1), "hours", 3_600_000),
+        (F.lit(1), "days", 86_400_000),
+    ]
+    outcomes = [decided(timeout=wait, timeout_unit=unit).where("id = 'b'") for wait, unit, _ in waits]
+    each = reduce(DataFrame.union, (rows.select(F.lit(at), "wait_ms") for at, rows in enumerate(outcomes)))
+    assert [row.wait_ms for row in sorted(each.collect())] == [wait_ms for *_, wait_ms in waits]
     for column, unit, said in (
         ("ms", None, "timeout has type int and no unit: set timeout_unit, for example 'minutes'"),
         ("wait", "minutes", "which has a unit: leave out timeout_unit='minutes'"),
@@ -202,47 +164,12 @@ def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: Sp
             decided(timeout=column, timeout_unit=unit)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {
-                "operations": Operations(
-                    id="nope", keys="key", created="created", timeout="1 minute", watermark="0 seconds"
-                )
-            },
-            "operations.id='nope' is not a column: there are id, key",
-        ),
-        (
-            {"operations": Operations(id="id", keys="key", created="row", timeout="1 minute", watermark="0 seconds")},
-            "operations.created is string, not a timestamp",
-        ),
-        (
-            {"operations": Operations(id="id", keys="key", created="created", timeout="row", watermark="0 seconds")},
-            "operations.timeout is string: write .30 minutes., or name a column of day-time intervals",
-        ),
-        ({"completions": Completions(key="value", time="time", watermark="0 seconds")}, "completions.key is double"),
-        (
-            {
-                "completions": Completions(key="key", time="time", watermark="0 seconds"),
-                "criterion": criteria.sum_at_least(3),
-            },
-            "completions.value is missing",
-        ),
-    ],
-)
-def test_a_wrong_column_is_an_error_that_names_field_and_remedy(
-    spark: SparkSession, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    landing = Landing(tmp_path).add([operation("a")], [])
-    with pytest.raises(ConfigError, match=message):
-        purgatory(**changes).resolve(*landing.frames(spark, streaming=False))
-
-
 def test_mixtures_clashes_and_second_watermarks_are_errors_that_say_so(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a")], [])
     operations, events = landing.frames(spark, streaming=False)
     stream, stream_events = landing.frames(spark)
+    with pytest.raises(ConfigError, match=r"operations\.created is string, not a timestamp"):
+        purgatory(operations=replace(purgatory().operations, created="row")).resolve(operations, events)
     with pytest.raises(ConfigError, match="operations are a stream and completions a batch DataFrame"):
         purgatory().resolve(stream, events)
     with pytest.raises(ConfigError, match=r"already have a column status.*prefix"):
@@ -255,6 +182,7 @@ def test_mixtures_clashes_and_second_watermarks_are_errors_that_say_so(spark: Sp
     ]
 
 
+@pytest.mark.long
 def test_a_micro_batch_runs_the_code_that_the_last_one_compiled(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path)
     for minute in range(7):

@@ -76,27 +76,20 @@ def refused_inside(stream: Stream, checkpoint: str, **place: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_there", [*now_and_then(True), False])
-def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused(
-    stream: Stream, schemas: None, is_there: bool
+def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused_where_vacuum_removes_it(
+    stream: Stream, schemas: None
 ) -> None:
     """VACUUM removes it, and the next run reads the sources again."""
-    name = "mt" if is_there else "new"
-    folder = stream.spark.sql("DESCRIBE DETAIL mt").first()["location"].removesuffix("mt") + name
+    folder = stream.spark.sql("DESCRIBE DETAIL mt").first()["location"]
     local = folder.removeprefix("file:")
-    for checkpoint in (f"{local}/checkpoint", f"{folder}/a/b", *spellings(f"{local}/checkpoint"), local, f"{local}/"):
-        refused_inside(stream, checkpoint, table=name)
-    for delta in ("_delta_log", "_change_data/x"):
-        refused_inside(stream, f"{local}/{delta}", table=name)
-    assert is_there == Path(local).exists()
-    if not is_there:
-        refused_inside(stream, f"{local}/_checkpoints/a", table=name)
-        return
+    for within in ("checkpoint", "a/b", "_delta_log", "_change_data/x", ""):
+        refused_inside(stream, f"{local}/{within}", table="mt")
+    refused_inside(stream, f"{local.removesuffix('mt')}new/_checkpoints/a", table="new")
     stream.checkpoint = Path(local) / "_checkpoints" / "a"
-    stream.sink = RecordAccumulator(table=name)
+    stream.sink = RecordAccumulator(table="mt")
     assert stream.run(stream.rows()).numbers() == every(1)
     with settings(stream.spark, {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}):
-        stream.spark.sql(f"VACUUM one.{name}")
+        stream.spark.sql("VACUUM one.mt")
     assert stream.add(1).run(stream.rows()).numbers() == every(2)
 
 
@@ -144,6 +137,7 @@ def test_a_table_by_its_short_name_is_the_same_after_use(
         RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
 
 
+@pytest.mark.long
 def test_a_table_that_is_to_be_made_gets_the_schema_of_the_start(stream: Stream, schemas: None) -> None:
     sink = stream.sink = RecordAccumulator(table="new", **HOUR)
     query = start(stream, sink)
@@ -193,25 +187,6 @@ def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     query.stop()
 
 
-@pytest.mark.long
-def test_an_output_mode_that_spark_alone_can_run_is_told_without_the_plan(stream: Stream) -> None:
-    with pytest.raises(ConfigError) as told:
-        counts = stream.rows().groupBy("part").count()
-        RecordAccumulator(path=str(stream.folder / "table")).write_stream(counts, checkpoint=str(stream.checkpoint))
-    assert len(str(told.value)) < 500 and "watermark" in str(told.value)
-    assert told.value.__suppress_context__ and told.value.__cause__ is None, "no plan in the trace"
-
-
-def test_a_table_that_looks_like_another_one_is_told_so(stream: Stream) -> None:
-    columns = ", ".join(f"c{number} int" for number in range(12))
-    path = stream.folder / "table"
-    stream.spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta")
-    rows = stream.rows().selectExpr("n", "part", *(f"n AS d{number}" for number in range(10)))
-    with pytest.raises(Exception, match=r"has no column of the stream: it looks like another table") as told:
-        RecordAccumulator(path=str(path)).write_stream(rows, checkpoint=str(stream.checkpoint))
-    assert "ADD COLUMNS" not in str(told.value) and "c0, c1, c2" in str(told.value)
-
-
 # --- renamed tables and columns --------------------------------------------------------------------------------------
 
 MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
@@ -248,6 +223,7 @@ def said_by(stream: Stream, *columns: str) -> str:
     return re.findall(r"ALTER TABLE .*?\)", str(raised.value))[0]
 
 
+@pytest.mark.long
 def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it_is_renamed_back(
     swapping: Stream,
 ) -> None:
@@ -268,6 +244,7 @@ def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it
     assert stream.numbers() == every(2) and stream.table().where(SWAPPED).count() == 20
 
 
+@pytest.mark.long
 def test_rows_that_wait_go_to_the_columns_of_their_names_as_of_the_version_that_the_owner_says(
     swapping: Stream,
 ) -> None:
@@ -282,6 +259,7 @@ def test_rows_that_wait_go_to_the_columns_of_their_names_as_of_the_version_that_
     assert stream.numbers() == every(1) and stream.table().where(BY_NAME).count() == 10
 
 
+@pytest.mark.long
 def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says(swapping: Stream) -> None:
     """It said to widen bigint to string, which Delta does not do."""
     stream = swapping
@@ -344,29 +322,22 @@ def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, draine
 def test_a_new_checkpoint_on_a_table_that_another_query_has_filled_is_warned(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream.run(stream.rows())
-    query_id = json.loads((stream.checkpoint / "metadata").read_text())["id"]
-    with caplog.at_level(logging.WARNING):
+    def warned(checkpoint: str, **options: bool) -> bool:
+        caplog.clear()
+        stream.checkpoint = stream.folder / checkpoint
+        stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table", **options)
         stream.add(1).run(stream.rows())
-        assert "was filled by" not in caplog.text, "its own restart"
-        stream.checkpoint = stream.folder / "second"
-        stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table", shares_table=True)
-        stream.run(stream.rows())
-        assert "was filled by" not in caplog.text, "it is meant"
-        stream.checkpoint = stream.folder / "third"
-        stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table")
-        stream.run(stream.rows())
-    other_id = json.loads((stream.folder / "second" / "metadata").read_text())["id"]
-    latest, first = f"spark_purgatory/{other_id} (1 drain", f"spark_purgatory/{query_id} (2 drains"
-    assert f"was filled by {latest}, the last in version 2 at " in caplog.text
-    assert f" and by {first}, the last in version 1 at " in caplog.text
-    assert caplog.text.count("spark_purgatory/") == 2 and "give shares_table=True" in caplog.text
-    # CREATE OR REPLACE of a path leaves a table with these columns as it is.
-    stream.spark.sql(f"REPLACE TABLE delta.`{stream.folder}/table` (n bigint, part bigint) USING delta")
-    caplog.clear()
-    stream.checkpoint = stream.folder / "fourth"
-    stream.run(stream.rows())
-    assert "was filled by" not in caplog.text, "what they brought is gone"
+        return "was filled by spark_purgatory/" in caplog.text
+
+    with caplog.at_level(logging.WARNING):
+        assert not warned("first") and not warned("first"), "its own restart"
+        assert not warned("second", shares_table=True), "it is meant"
+        assert warned("third") and "give shares_table=True" in caplog.text
+        query_id = json.loads((stream.folder / "first" / "metadata").read_text())["id"]
+        assert f"spark_purgatory/{query_id} (2 drains, the last in version 1 at " in caplog.text
+        # CREATE OR REPLACE of a path leaves a table with these columns as it is.
+        stream.spark.sql(f"REPLACE TABLE delta.`{stream.folder}/table` (n bigint, part bigint) USING delta")
+        assert not warned("fourth"), "what they brought is gone"
 
 
 # --- what the session is set to --------------------------------------------------------------------------------------
@@ -416,7 +387,8 @@ def test_rows_that_wait_go_to_a_column_whose_type_was_widened(stream: Stream, by
     stream.spark.sql("DROP TABLE widened")
 
 
-@pytest.mark.parametrize("by_name", [True, *now_and_then(False)])
+@pytest.mark.long
+@pytest.mark.parametrize("by_name", [True, False])
 def test_fields_go_to_the_fields_of_their_names_at_every_depth(stream: Stream, by_name: bool) -> None:
     """Structs in maps were read by position before a drain: x had the values of y."""
     table, pair, more = (
@@ -456,32 +428,25 @@ ODD = ("ship-to", "größe", "a.b", "1e5", "tick`s")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("by_name", [True, *now_and_then(False)])
-def test_a_partition_column_may_have_every_name(stream: Stream, by_name: bool) -> None:
+@pytest.mark.parametrize("place", [{"table": "`1e5`"}, {"path": "table"}])
+def test_a_table_may_have_a_name_that_reads_as_a_number_and_a_partition_column_every_name(
+    stream: Stream, place: dict[str, str]
+) -> None:
     """By name every drain was refused: Spark parses the names of partition columns there."""
-    stream.sink = RecordAccumulator(
-        **({"table": "odd"} if by_name else {"path": str(stream.folder / "table")}), partition_by=[*ODD]
-    )
-    rows = stream.rows().selectExpr(
-        "n", *(f"part + {at} AS `{name.replace('`', '``')}`" for at, name in enumerate(ODD))
-    )
-    stream.run(rows).add(1).run(rows)
+    place = {name: str(stream.folder / value) if name == "path" else value for name, value in place.items()}
+    stream.sink = RecordAccumulator(**place, partition_by=[*ODD])
+    columns = [f"part + {at} AS `{name.replace('`', '``')}`" for at, name in enumerate(ODD)]
+    stream.run(stream.rows().selectExpr("n", *columns)).add(1).run(stream.rows().selectExpr("n", *columns))
     assert stream.numbers() == every(2)
-    detail = stream.spark.sql("DESCRIBE DETAIL odd" if by_name else f"DESCRIBE DETAIL '{stream.folder}/table'")
+    detail = stream.spark.sql(f"DESCRIBE DETAIL {place.get('table') or repr(place['path'])}")
     assert [*detail.select("partitionColumns").first()[0]] == [*ODD]
-    stream.spark.sql("DROP TABLE IF EXISTS odd")
+    stream.spark.sql("DROP TABLE IF EXISTS `1e5`")
 
 
-@pytest.mark.parametrize("name", ["`ship-to`", "`größe`"])
-def test_a_name_that_the_catalog_makes_no_table_of_is_refused_at_the_start(stream: Stream, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"in spark_catalog a table's name has only letters.* Nothing was started"):
-        RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+def test_a_name_that_the_catalog_makes_no_table_of_is_refused_at_the_start(stream: Stream) -> None:
+    for name in ("`ship-to`", "`größe`"):
+        with pytest.raises(
+            ConfigError, match=r"in spark_catalog a table's name has only letters.* Nothing was started"
+        ):
+            RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     assert not (stream.checkpoint / "metadata").exists()
-
-
-@pytest.mark.long
-def test_a_table_may_have_a_name_that_reads_as_a_number(stream: Stream) -> None:
-    stream.sink = RecordAccumulator(table="`1e5`", partition_by=["part"])
-    stream.run(stream.rows()).add(1).run(stream.rows())
-    assert stream.numbers() == every(2)
-    stream.spark.sql("DROP TABLE `1e5`")

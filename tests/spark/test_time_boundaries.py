@@ -5,6 +5,7 @@ What must come out is added up here in Python's integers, which have no end.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,6 @@ def test_every_row_with_a_time_at_the_ends_of_int64_gets_its_outcome(spark: Spar
         rows, events = frames(spark, cases)
         rows = rows.withColumnRenamed("wait_ms", "ms")
         check(cases, told(made(timeout="wait").resolve(rows, events)))
-        in_ms = [
-            (created, None if wait is None else int(wait / abs(wait or 1)) * (abs(wait) // 1000) * 1000)
-            for created, wait in cases
-        ]
-        check(in_ms, told(made(timeout="ms", timeout_unit="milliseconds").resolve(rows, events)))
         days = [(created, DAY_US) for created in TIMES_US]
         rows, events = frames(spark, days)
         check(days, told(made(timeout="1 day").resolve(rows.drop("wait_ms"), events)))
@@ -151,21 +147,16 @@ def test_a_stream_decides_times_at_the_ends_of_int64_as_a_batch_does(
         ddls = {"operations": "id string, created timestamp, wait_ms bigint", "events": "key string, time timestamp"}
         read = [spark.read.schema(ddl).parquet(str(tmp_path / side)) for side, ddl in ddls.items()]
         streams = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side, ddl in ddls.items()]
-        for end in ({"timeout": "1 day"}, {"timeout": F.col("wait_ms"), "timeout_unit": "milliseconds"}):
-            decide = made(**end)
-            decide = Purgatory(**{**vars(decide), "prefix": "o_"})
-            name = "-".join(end)
-            out = str(tmp_path / name)
-            decide.resolve(*streams).writeStream.format("parquet").option("path", out).option(
-                "checkpointLocation", out + "-checkpoint"
-            ).trigger(availableNow=True).start().awaitTermination()
-            instant = datetime.fromtimestamp(NOW_US / 1e6, UTC)
-            batch = decide.resolve(*read, as_of=instant)
-            columns = ["id", "o_status as status", "o_reason as reason", "o_resolved_at as resolved_at"]
-            columns.append("o_wait_ms as wait_ms")
-            streamed = told(spark.read.parquet(out).selectExpr(*columns))
-            assert streamed == told(batch.selectExpr(*columns))
-            assert len(streamed) > len(cases)
+        decide = replace(made(timeout=F.col("wait_ms"), timeout_unit="milliseconds"), prefix="o_")
+        out = str(tmp_path / "out")
+        decide.resolve(*streams).writeStream.format("parquet").option("path", out).option(
+            "checkpointLocation", out + "-checkpoint"
+        ).trigger(availableNow=True).start().awaitTermination()
+        batch = decide.resolve(*read, as_of=datetime.fromtimestamp(NOW_US / 1e6, UTC))
+        columns = ["id", *(f"o_{name} as {name}" for name in ("status", "reason", "resolved_at", "wait_ms"))]
+        streamed = told(spark.read.parquet(out).selectExpr(*columns))
+        assert streamed == told(batch.selectExpr(*columns))
+        assert len(streamed) > len(cases)
 
 
 @pytest.mark.parametrize("zone", [*now_and_then("UTC", "Asia/Kolkata"), "America/New_York"])
@@ -197,7 +188,6 @@ def test_a_day_of_an_interval_is_24_hours_in_every_zone(spark: SparkSession) -> 
         "interval '1' day as days, interval '24' hour as hours"
     )
     events = spark.sql("select 'x' as key, timestamp'2026-10-24 12:00:00Z' as time")
-    for zone in ("UTC", "Europe/Berlin"):
-        with settings(spark, {ZONE: zone}):
-            waits = {w: told(made(timeout=w).resolve(rows, events))["o"][3] for w in ("wait", "days", "hours")}
-            assert waits == {"wait": 86_400_500, "days": 86_400_000, "hours": 86_400_000}
+    with settings(spark, {ZONE: "Europe/Berlin"}):
+        waits = {w: told(made(timeout=w).resolve(rows, events))["o"][3] for w in ("wait", "days", "hours")}
+        assert waits == {"wait": 86_400_500, "days": 86_400_000, "hours": 86_400_000}

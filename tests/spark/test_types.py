@@ -131,13 +131,9 @@ def test_every_type_comes_out_as_it_went_in_by_batch_by_stream_and_from_a_checkp
     assert sorted(came) == expected
 
 
-@pytest.mark.parametrize("value", REFUSED)
-def test_a_type_that_cannot_travel_is_refused_with_its_column_and_a_cast(
-    spark: SparkSession, tmp_path: Path, value: str
-) -> None:
-    place, said = REFUSED[value]
-    for streaming in (False, True):
-        operations, events = Landing(tmp_path).add([], []).frames(spark, streaming=streaming)
+def test_a_type_that_cannot_travel_is_refused_with_its_column_and_a_cast(spark: SparkSession, tmp_path: Path) -> None:
+    operations, events = Landing(tmp_path).add([], []).frames(spark)
+    for value, (place, said) in REFUSED.items():
         with pytest.raises(ConfigError, match=f"^operations: column 'odd{place}' {said}"):
             PURGATORY.resolve(operations.withColumn("odd", F.expr(value)), events)
 
@@ -145,28 +141,19 @@ def test_a_type_that_cannot_travel_is_refused_with_its_column_and_a_cast(
 def test_padded_and_bounded_texts_are_refused_where_the_session_keeps_their_types(spark: SparkSession) -> None:
     with settings(spark, {"spark.sql.preserveCharVarcharTypeInfo": "true"}):
         for kind in ("char(5)", "varchar(5)"):
-            rows = spark.sql(f"select 'a' as id, current_timestamp() as created, array(cast('ab' as {kind})) as odd")
-            if "char" not in rows.schema["odd"].dataType.simpleString():
-                pytest.fail(f"the session keeps no {kind}: {rows.schema}")
-            purgatory = Purgatory(
-                operations=Operations(id="id", keys="id", created="created", timeout="1 minute"),
-                completions=Completions(key="id", time="created"),
-                criterion=criteria.any_key(),
-            )
+            rows = spark.sql(f"select 'a' as id, 'a' as key, array(cast('ab' as {kind})) as odd")
+            rows = rows.withColumns({name: F.current_timestamp() for name in ("created", "deadline", "time")})
+            assert "char" in rows.schema["odd"].dataType.simpleString(), "the session keeps them"
             said = rf"^operations: column 'odd.element' is {re.escape(kind)}, .*: cast it to string"
             with pytest.raises(ConfigError, match=said):
-                purgatory.resolve(rows, rows.select("id", "created"))
+                PURGATORY.resolve(rows.drop("time"), rows.select("key", "time"))
 
 
 def test_a_user_defined_type_comes_out_as_it_went_in(spark: SparkSession) -> None:
     schema = T.StructType([T.StructField("id", T.StringType()), T.StructField("vector", VectorUDT())])
     vectors = spark.createDataFrame([("a", Vectors.dense([1.0, 2.0])), ("b", None)], schema)
-    operations = vectors.withColumn("created", F.current_timestamp()).withColumn("vectors", F.array("vector"))
-    events = operations.select("id", "created")
-    purgatory = Purgatory(
-        operations=Operations(id="id", keys="id", created="created", timeout="1 minute", watermark="0 seconds"),
-        completions=Completions(key="id", time="created", watermark="0 seconds"),
-        criterion=criteria.any_key(),
-    )
+    times = {name: F.current_timestamp() for name in ("created", "deadline")}
+    operations = vectors.withColumns({"key": F.col("id"), "vectors": F.array("vector"), **times})
     names = ["id", "vector", "vectors"]
-    assert told(purgatory.resolve(operations, events), names) == told(operations, names)
+    events = operations.select("key", F.col("created").alias("time"))
+    assert told(PURGATORY.resolve(operations, events), names) == told(operations, names)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,13 +60,10 @@ WRONG_DURATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), [*WRONG_DURATIONS, ("soon", "'soon' was not understood"), ("", "is empty")])
-def test_a_text_that_is_no_duration_is_refused_with_what_was_not_understood(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^operations\.watermark='{text}' is not a duration: .*{said}"):
-        Operations(id="id", keys="id", created="at", timeout="1 hour", watermark=text)
-
-
-def test_units_are_named_where_one_is_unknown() -> None:
+def test_a_text_that_is_no_duration_is_refused_with_what_was_not_understood() -> None:
+    for text, said in [*WRONG_DURATIONS, ("soon", "'soon' was not understood"), ("", "is empty")]:
+        with pytest.raises(ConfigError, match=rf"^operations\.watermark='{text}' is not a duration: .*{said}"):
+            Operations(id="id", keys="id", created="at", timeout="1 hour", watermark=text)
     with pytest.raises(ConfigError, match=UNITS):
         made(lookback="3 fortnights")
 
@@ -87,73 +86,60 @@ def test_durations_beyond_all_numbers_are_refused_by_name() -> None:
     assert parse_duration("0.1 s", "linger") == 100_000
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG_DURATIONS)
-def test_a_timeout_that_is_neither_duration_nor_column_is_told_what_it_lacks(
-    spark: SparkSession, text: str, said: str
-) -> None:
+def test_a_timeout_that_is_neither_duration_nor_column_is_told_what_it_lacks(spark: SparkSession) -> None:
     rows = rows_at(spark)
-    with pytest.raises(ConfigError, match=rf"^operations\.timeout='{text}' is not a duration: .*{said}.*as a C"):
-        waiting(text)
-    named = rows.withColumn(text, F.expr("interval '1' hour"))
-    assert made(operations=waiting(F.col(f"`{text}`"))).resolve(named, rows).count() == 1
-
-
-def test_a_timeout_that_names_no_column_is_told_of_durations_too(spark: SparkSession) -> None:
-    rows = rows_at(spark)
+    for text, said in WRONG_DURATIONS:
+        with pytest.raises(ConfigError, match=rf"^operations\.timeout='{text}' is not a duration: .*{said}.*as a C"):
+            waiting(text)
+        named = rows.withColumn(text, F.expr("interval '1' hour"))
+        made(operations=waiting(F.col(f"`{text}`"))).resolve(named, rows)
     with pytest.raises(
         ConfigError, match=r"^operations\.timeout='wait' is not a column: there are id, .*nor is it a dur"
     ):
         made(operations=waiting("wait")).resolve(rows, rows)
 
 
-@pytest.mark.parametrize("need", [0, -1, 0.0, 0.5, 1.5, Decimal("2.5")])
-@pytest.mark.parametrize("rule", ["quorum", "count"])
-def test_a_number_of_keys_or_events_that_is_not_whole_or_below_one_is_refused(rule: str, need: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"criterion {rule} needs a (whole )?number of at least [01], got "):
-        Criterion(rule, need)
+def test_a_number_of_keys_or_events_that_is_not_whole_or_below_one_is_refused() -> None:
+    for rule, need in product(("quorum", "count"), (0, -1, 0.0, 0.5, 1.5, Decimal("2.5"))):
+        with pytest.raises(ConfigError, match=rf"criterion {rule} needs a (whole )?number of at least [01], got "):
+            Criterion(rule, need)
 
 
 def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array_expires(spark: SparkSession) -> None:
     rows = rows_at(spark)
-    for keys, most in (("key", 1), (["key"], 1), (["key", "key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
+    for keys, most in (("key", 1), (["key", "key"], 1), (["key", "id", "key"], 2)):
         too_many = made(operations=waiting(keys=keys), criterion=criteria.quorum(most + 1))
         with pytest.raises(
             ConfigError, match=rf"quorum\({most + 1}\) can never be met: operations\.keys has {most} key"
         ):
             too_many.resolve(rows, rows)
         made(operations=waiting(keys=keys), criterion=criteria.quorum(most)).resolve(rows, rows)
-    for keys in ("keys", ["keys"]):
-        three = made(operations=waiting(keys=keys), criterion=criteria.quorum(3)).resolve(rows, rows).collect()
-        assert [(row.status, row.missing_keys) for row in three] == [("EXPIRED", ["b"])]
+    three = made(operations=waiting(keys=["keys"]), criterion=criteria.quorum(3)).resolve(rows, rows).collect()
+    assert [(row.status, row.missing_keys) for row in three] == [("EXPIRED", ["b"])]
 
 
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        (
-            lambda: "twice",
-            r"'twice' is the name of several columns .*AMBIGUOUS_REFERENCE.*: rename or drop all but one",
-        ),
-        (
-            lambda: "place.street",
-            r"'place\.street' is not a value of a row .*FIELD_NOT_FOUND.*: give a column, a field",
-        ),
-        (lambda: F.max("key"), r".*max\(key\).* is not a value of a row .*MISSING_GROUP_BY"),
-        (lambda: F.explode("keys"), r".*explode\(keys\).* is not a value of a row .*UNSUPPORTED_GENERATOR"),
-        (lambda: F.col("nowhere"), r".*nowhere.* is not a value of a row .*UNRESOLVED_COLUMN"),
-    ],
-)
-def test_what_names_no_value_of_a_row_is_refused_with_its_field(
-    spark: SparkSession, named: Callable[[], Any], said: str
-) -> None:
+def test_what_names_no_value_of_a_row_is_refused_with_its_field(spark: SparkSession) -> None:
     rows = rows_at(spark).selectExpr("*", "'a' as twice", "'b' as TWICE", "struct(1 as zip) as place")
-    with pytest.raises(ConfigError, match=rf"^completions\.key={said}"):
-        made(completions=Completions(key=named(), time="created")).resolve(rows_at(spark), rows)
+    for named, said in (
+        ("twice", "'twice' is the name of several columns .*AMBIGUOUS_REFERENCE.*: rename or drop all but one"),
+        ("place.street", r"'place\.street' is not a value of a row .*FIELD_NOT_FOUND.*: give a column, a field"),
+        (F.max("key"), r".*max\(key\).* is not a value of a row .*MISSING_GROUP_BY"),
+        (F.explode("keys"), r".*explode\(keys\).* is not a value of a row .*UNSUPPORTED_GENERATOR"),
+        (F.col("nowhere"), ".*nowhere.* is not a value of a row .*UNRESOLVED_COLUMN"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^completions\.key={said}"):
+            made(completions=Completions(key=named, time="created")).resolve(rows_at(spark), rows)
+    wrong = [
+        (Operations(id="nope", keys="key", created="created", timeout="1 s"), "operations.id='nope' is not a column: "),
+        (waiting(timeout="id"), "operations.timeout is string: write .30 minutes., or name a column of day-time"),
+    ]
+    for operations, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            made(operations=operations).resolve(rows_at(spark), rows_at(spark))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_an_argument_of_a_wrong_type_is_refused_by_name() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"shards": "8"}, "shards='8' must be an int between 1 and"),
         ({"shards": True}, "shards=True must be an int between 1 and"),
         ({"shards": 40_000}, "shards=40000 must be between 1 and 32768"),
@@ -161,26 +147,10 @@ def test_what_names_no_value_of_a_row_is_refused_with_its_field(
         ({"tick": "0 s"}, "tick='0 s' must be at least 1 millisecond"),
         ({"name": ""}, "name='' must be a name for the counters"),
         ({"prefix": None}, "prefix=None must be a string"),
-    ],
-)
-def test_an_argument_of_a_wrong_type_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        made(**changes)
-
-
-FIRST_ON_THE_DEFAULT_HOST = (
-    r"^completions: .* outcomes of the purgatory 'spark_purgatory' .*: "
-    r"give that purgatory host='transformWithState', and set completions\.outcomes_of= to that purgatory, "
-    r"or write its outcomes to a table that a second query reads"
-)
-
-
-def test_a_purgatory_behind_a_purgatory_in_one_stream_is_refused_with_the_remedy(spark: SparkSession) -> None:
-    stream = spark.readStream.format("rate").load().selectExpr("'a' as id", "'a' as key", "timestamp as created")
-    first = made().resolve(stream, stream)
-    with pytest.raises(ConfigError, match=FIRST_ON_THE_DEFAULT_HOST):
-        made().resolve(stream, first.select("key", "created"))
-    made().resolve(stream, stream)
+    ]
+    for changes, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            made(**changes)
 
 
 @pytest.fixture(params=["America/New_York", *now_and_then("Asia/Tokyo")])
@@ -208,28 +178,28 @@ def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
     )
     events = rows.where("false")
     just_before = timedelta(milliseconds=1)
+    there = [
+        "2026-10-27",
+        "2026-10-27 00:00:00",
+        date(2026, 10, 27),
+        datetime(2026, 10, 27),
+        F.expr("date'2026-10-27'"),
+    ]
+    there += [midnight, midnight.astimezone(timezone(timedelta(hours=-7)))]
+    before = ["2026-10-26 23:59:59.999", datetime(2026, 10, 27) - just_before, midnight - just_before]
     with settings(spark, {ZONE: zone}):
-        for at in ("2026-10-27", "2026-10-27 00:00:00", date(2026, 10, 27), datetime(2026, 10, 27)):
-            assert decide.resolve(rows, events, as_of=at).count() == 1, at
-        for at in ("2026-10-26 23:59:59.999", datetime(2026, 10, 27) - just_before):
-            assert decide.resolve(rows, events, as_of=at).count() == 0, at
-        for at in (midnight, midnight.astimezone(timezone(timedelta(hours=-7))), F.expr("date'2026-10-27'")):
-            assert decide.resolve(rows, events, as_of=at).count() == 1, at
-        assert decide.resolve(rows, events, as_of=midnight - just_before).count() == 0
+        outcomes = [decide.resolve(rows, events, as_of=at).select(F.lit(n)) for n, at in enumerate([*before, *there])]
+        found = sorted(row[0] for row in reduce(DataFrame.union, outcomes).collect())
+    assert found == [*range(len(before), len(before) + len(there))]
 
 
-@pytest.mark.parametrize("value", ["1970-01-01 00:00:00", "1969-12-31", datetime(1970, 1, 1, 0, 0, 0, 999, UTC)])
-def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession, value: Any) -> None:
+def test_an_as_of_that_is_no_time_or_at_which_no_watermark_can_stand_is_refused(spark: SparkSession) -> None:
     """It gave no outcomes, as if everything were pending."""
     rows = rows_at(spark)
-    with pytest.raises(ConfigError, match=r"^as_of=.* is not after 1970-01-01 00:00:00 UTC, .*give a later time"):
-        made().resolve(rows, rows, as_of=value)
-
-
-@pytest.mark.parametrize("ansi", ["true", "false"])
-def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: str) -> None:
-    rows = rows_at(spark)
-    with settings(spark, {"spark.sql.ansi.enabled": ansi}):
+    for value in ("1970-01-01 00:00:00", datetime(1970, 1, 1, 0, 0, 0, 999, UTC)):
+        with pytest.raises(ConfigError, match=r"^as_of=.* is not after 1970-01-01 00:00:00 UTC, .*give a later time"):
+            made().resolve(rows, rows, as_of=value)
+    with settings(spark, {"spark.sql.ansi.enabled": "false"}):
         for value in ("tomorrow evening", "2026-13-01", "", 5, F.col("created"), F.array(F.lit("2026-10-27"))):
             with pytest.raises(ConfigError, match=rf"^as_of={re.escape(repr(value))} is not a time: "):
                 made().resolve(rows, rows, as_of=value)

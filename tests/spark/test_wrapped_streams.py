@@ -31,7 +31,7 @@ from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.operator.stream_plan import queries_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
-from tests.support.now_and_then import now_and_then
+from tests.support.now_and_then import each_commit, now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Host, Landing
 
@@ -181,6 +181,7 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     assert {row["status"] for row in rows} == {"COMPLETED", "EXPIRED"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", HOSTS)
 def test_state_that_waits_for_no_watermark_may_come_before(spark: SparkSession, tmp_path: Path, host: Host) -> None:
     operations, events = landed(tmp_path).frames(spark)
@@ -195,16 +196,15 @@ def every_event(frame: DataFrame) -> DataFrame:
     return reduce(lambda wrapped, way: way(wrapped), ways, frame)
 
 
-@pytest.mark.parametrize("way", REFUSED)
 def test_streams_that_no_watermark_passes_are_refused_however_they_are_wrapped(
-    spark: SparkSession, tmp_path: Path, way: str
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    wrap, said = REFUSED[way]
     operations, events = landed(tmp_path).frames(spark)
     with settings(spark, STATE_STORE_SETTINGS):
-        for host, after in zip(HOSTS, (lambda frame: frame, every), strict=True):
+        for number, (wrap, said) in enumerate(REFUSED.values()):
+            after = every if number % 2 else viewed
             with pytest.raises(ConfigError, match=said):
-                purgatory(host=host, name="later").resolve(after(wrap(operations)), events)
+                purgatory(host=HOSTS[number % 2], name="later").resolve(after(wrap(operations)), events)
 
 
 def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -287,35 +287,32 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
 
 
-CUT: dict[str, dict[str, str]] = {
-    "a plan of 200 characters": {"spark.sql.maxPlanStringLength": "200"},
-    "a plan of 1000 characters": {"spark.sql.maxPlanStringLength": "1000"},
-    "no fields": {"spark.sql.debug.maxToStringFields": "0"},
-    "everything redacted": {"spark.sql.redaction.string.regex": "\\w+"},
-}
+SHORT = {"spark.sql.maxPlanStringLength": "1000"}
+CUT: list[dict[str, str]] = [
+    {"spark.sql.maxPlanStringLength": "200"},
+    {**SHORT, "spark.sql.debug.maxToStringFields": "0"},
+    {"spark.sql.redaction.string.regex": "\\w+"},
+]
 """Settings that change what EXPLAIN prints."""
 
 
-@pytest.mark.parametrize("name", CUT)
-def test_a_session_that_cuts_its_plans_is_checked_like_any_other(
-    spark: SparkSession, tmp_path: Path, name: str
-) -> None:
-    landing = landed(tmp_path)
-    operations, events = landing.frames(spark)
+def test_a_session_that_cuts_its_plans_is_checked_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
+    operations, events = landed(tmp_path).frames(spark)
     known = queries_of(purgatory().resolve(operations, events))
-    with settings(spark, CUT[name]):
-        assert queries_of(purgatory().resolve(operations, events)) == known != []
-        with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
-            purgatory().resolve(every(watermarked(operations)), events)
-        with pytest.raises(ConfigError, match=r"operations: the stream contains outcomes of the purgatory 'payments'"):
-            purgatory().resolve(first_of("applyInPandasWithState")(operations), events)
-        assert {setting: spark.conf.get(setting) for setting in CUT[name]} == CUT[name], "as the user set it"
+    for cut in CUT:
+        with settings(spark, cut):
+            assert queries_of(purgatory().resolve(operations, events)) == known != []
+            with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
+                purgatory().resolve(viewed(watermarked(operations)), events)
+            with pytest.raises(ConfigError, match="operations: the stream contains outcomes of the purgatory 'paymen"):
+                purgatory().resolve(first_of("applyInPandasWithState")(operations), events)
+            assert {setting: spark.conf.get(setting) for setting in cut} == cut, "as the user set it"
 
 
 def test_a_restart_with_other_shards_is_refused_where_plans_are_cut(spark: SparkSession, tmp_path: Path) -> None:
     landing = landed(tmp_path)
     sink = RecordAccumulator(path=str(tmp_path / "table"))
-    with settings(spark, CUT["a plan of 1000 characters"]):
+    with settings(spark, SHORT):
         outcomes = purgatory().resolve(*landing.frames(spark))
         started = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
         started.awaitTermination()
@@ -334,7 +331,7 @@ TREES = (
 """Texts of which a line looks like one of a plan."""
 
 
-@pytest.mark.parametrize("text", TREES)
+@pytest.mark.parametrize("text", each_commit(TREES, lambda text: text == TREES[-1]))
 def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_path: Path, text: str) -> None:
     operations, events = landed(tmp_path).frames(spark)
     apart = operations.where(F.col("id") != text).withColumn("row", F.lit(text))
@@ -351,7 +348,7 @@ def test_a_plan_that_spark_does_not_explain_is_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = purgatory().resolve(*landed(tmp_path).frames(spark))
-    monkeypatch.setattr("spark_purgatory.spark.operator.stream_plan.IN_FULL", CUT["a plan of 200 characters"])
+    monkeypatch.setattr("spark_purgatory.spark.operator.stream_plan.IN_FULL", CUT[0])
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
         queries_of(stream)
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
@@ -435,8 +432,3 @@ def test_what_spark_refuses_to_do_with_outcomes_is_refused_in_a_sentence(spark: 
             check_checkpoint(spark, stream, checkpoint=str(landing.checkpoint))
         with pytest.raises(ConfigError, match=said):
             RecordAccumulator(path=str(tmp_path / "refused")).write_stream(stream, checkpoint=str(landing.checkpoint))
-    for name, outcomes in (("one", one), ("other", other)):
-        accumulator = RecordAccumulator(path=str(landing.outcomes), shares_table=True)
-        trigger = {"availableNow": True}
-        accumulator.write_stream(outcomes, checkpoint=str(tmp_path / name), trigger=trigger).awaitTermination()
-    assert spark.read.format("delta").load(str(landing.outcomes)).count() == 2

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.children import ROOT
@@ -61,14 +61,24 @@ class JobProcess:
         """The last micro-batch that its query has committed; -1 before the first."""
         return max((int(path.name) for path in self._commits.glob("[0-9]*")), default=-1)
 
+    def wait_until(self, condition: Callable[[], bool]) -> JobProcess:
+        """Until something is so, while it runs."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert self.is_alive(), f"the job ended:\n{self.said()}"
+            assert time.monotonic() < deadline_s, f"not so in {WAIT_S} s:\n{self.said()}"
+            time.sleep(0.02)
+        return self
+
     def wait_for_commit(self, number: int) -> None:
         """Until its query has committed a micro-batch."""
+        self.wait_until(lambda: self.last_commit() >= number)
+
+    def terminate(self, whole_group: bool = False) -> int:
+        """SIGTERM to it, or to all its children as well; how it ends."""
         assert self._process is not None
-        deadline_s = time.monotonic() + WAIT_S
-        while self.last_commit() < number:
-            assert self._process.poll() is None, f"the job ended:\n{self.said()}"
-            assert time.monotonic() < deadline_s, f"no micro-batch {number} in {WAIT_S} s:\n{self.said()}"
-            time.sleep(0.2)
+        (os.killpg if whole_group else os.kill)(self._process.pid, signal.SIGTERM)
+        return self.exit_code()
 
     def run_to_the_end(self, *arguments: str) -> None:
         """Read all that is there, and end well."""
