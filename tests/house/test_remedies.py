@@ -54,7 +54,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "bring back a copy of the checkpoint made while the table was at",
         ),
         "test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back": (
-            "Bring the earlier table back from a copy",
+            "earlier table back from a copy",
         ),
     },
     "crash/test_staged_damage.py": {
@@ -134,6 +134,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says": (
             "Give such a column of the table another name",
         ),
+        "test_a_table_that_was_renamed_is_known": ("If it was renamed, start with its new name",),
     },
     "unit/test_sink_protocol.py": {
         "test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_same_and_else_stops": (

@@ -222,6 +222,10 @@ def test_a_table_whose_name_the_catalog_forgot_loses_nothing_by_any_advice(
         stream.run(stream.rows())
     said = str(told.value)
     assert "remove" not in said.lower() and "nothing is lost" in said
+    with pytest.raises(TableLostError, match="has a whole Delta table"):
+        stream.sink.read(stream.spark)
+    with pytest.raises(TableLostError, match=f"drains of this query up to number {drains - 1}"):
+        stream.sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
     if by_path:
         stream.sink = RecordAccumulator(path=re.findall(r"Give path='(\S+)'", said)[0])
     else:
@@ -236,8 +240,10 @@ def test_a_forgotten_table_of_another_warehouse_is_found_by_its_path(stream: Str
     stream.run(stream.rows()).add(1)
     forget(stream.spark, "elsewhere", stream.folder)
     moved = shutil.move(warehouse(stream.spark) / "elsewhere", stream.folder / "elsewhere")
-    with pytest.raises(TableLostError, match=r"is not its folder\. .*give it as path"):
+    with pytest.raises(TableLostError, match=r"has made 1 drain, and .*find its folder.*give it as path"):
         stream.run(stream.rows())
+    with pytest.raises(TableLostError, match=r"find its folder.*give it as path"):
+        stream.sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
     stream.sink = RecordAccumulator(path=str(moved))
     assert stream.run(stream.rows()).numbers() == every(2)
 

@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.table import delta_start
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import (
@@ -278,6 +280,28 @@ def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_err
 
 
 @pytest.mark.long
+def test_a_column_that_was_renamed_within_a_drain_is_renamed_back_as_the_error_says(
+    swapping: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said to add the column, and the rows of before and after the rename would be in two columns."""
+
+    def killed(reached: str) -> None:
+        if reached == "after intend":
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(failpoints, "hook", killed)
+    with pytest.raises(Exception, match="killed"):
+        swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
+    monkeypatch.undo()
+    rename(swapping.folder / "table", ("a", "other"))
+    with pytest.raises(SchemaMismatchError, match=r"it lacks a\. .*Rename a column back that had such a name, or run"):
+        swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
+    rename(swapping.folder / "table", ("other", "a"))
+    swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
+    assert swapping.table().where(BY_NAME).count() == 10
+
+
+@pytest.mark.long
 def test_a_restore_to_a_version_after_rows_were_staged_keeps_their_names(swapping: Stream) -> None:
     stream, table = swapping, swapping.folder / "table"
     stream.spark.sql(f"INSERT INTO delta.`{table}` (n, part) VALUES (-1, 0)")
@@ -299,13 +323,20 @@ def test_columns_whose_renames_the_history_has_lost_are_not_guessed(swapping: St
 
 @pytest.mark.long
 @pytest.mark.parametrize("drained", [*now_and_then(True), False])
-def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, drained: bool) -> None:
+def test_a_table_that_was_renamed_is_known(
+    stream: Stream, schemas: None, monkeypatch: pytest.MonkeyPatch, drained: bool
+) -> None:
     name = "new" if drained else "mt"
     stream.sink = RecordAccumulator(table=name)
     if drained:
         stream.run(stream.rows()).add(1)  # The first drain makes the table.
     staged_for(stream, RecordAccumulator(table=name, **HOUR))
     stream.spark.sql(f"ALTER TABLE {name} RENAME TO one.other")
+    for forgets in (True, False) if drained else ():
+        monkeypatch.setattr(delta_start, "forgets_names", lambda *_, forgets=forgets: forgets)
+        with pytest.raises(Exception, match="was renamed, start with its new name"):
+            stream.run(stream.rows())
+    monkeypatch.undo()
     stream.sink = RecordAccumulator(table="one.other")
     assert stream.run(stream.rows()).numbers() == every(stream.files)
     location = stream.spark.sql("DESCRIBE DETAIL one.other").first()["location"]

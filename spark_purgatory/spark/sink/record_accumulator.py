@@ -28,6 +28,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
+from spark_purgatory.spark.sink.table.delta_start import check_name
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.query_start import Decide, started
@@ -204,6 +205,7 @@ class RecordAccumulator(SinkOptions):
 
         Raises:
             ConfigError: The table does not exist yet, or ``staged`` has neither a checkpoint nor a query.
+            TableLostError: The catalog has forgotten the table's name, or with ``staged`` the table is gone.
 
         Example::
 
@@ -211,6 +213,8 @@ class RecordAccumulator(SinkOptions):
         """
         if not staged:
             if not self.table_exists(spark):
+                if self.options.table:
+                    check_name(spark, self.options.table)
                 raise ConfigError(
                     f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
                     "waited for linger. Call table_exists() first, or read(staged=True) for the rows that wait"

@@ -9,12 +9,13 @@ from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.nested import by_name, merged
 from spark_purgatory.spark.sink.drain.protocol import missing
-from spark_purgatory.spark.sink.drain.table_truth import drains_in
-from spark_purgatory.spark.sink.staging.ledger import Ledger, Piece
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth, check_kept, drains_in
+from spark_purgatory.spark.sink.staging.ledger import Ledger, Names, Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table import table_claim
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
+from spark_purgatory.spark.sink.table.delta_start import check_name
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.staged_columns import StagedColumns, with_types
 from spark_purgatory.spark.sink.table.table_place import resolved
@@ -92,24 +93,40 @@ def _looked_at(
                     f"checkpoint={checkpoint!r} belongs to table {theirs}, and table {target} has no rows of its "
                     f"query: name {theirs}"
                 )
+            if version == NO_VERSION:
+                _check_kept(spark, target, ledger, app_id, checkpoint)
             if found is not None:
                 raise found
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
             if version != NO_VERSION:
-                _check_newest(spark, target, ledger, app_id)
+                _check_newest(spark, target, ledger, app_id, version)
             return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
-def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> None:
-    """Raise StagingError if the table has a later drain than the log: rows that are staged here may be in it, too."""
+def _check_kept(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, checkpoint: str) -> None:
+    """Raise TableLostError if the query has made drains to a table that is not there."""
+    drains = ledger.next_drain - (not ledger.is_done)
+    if drains and target.table:
+        check_name(spark, target.table, drains, app_id)
+    ledger.names = Names(checkpoint, table=str(target), app_id=app_id)
+    TableTruth().compare(ledger, target.state(spark, None))
+
+
+def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, version: int) -> None:
+    """Raise StagingError if the table has a later drain than the log: rows that are staged here may be in it, too.
+
+    Raises TableLostError if the table was restored to before the last drain.
+    """
     if ledger.schema is None:
         return  # Nothing was staged.
     known, since = -1, StagedColumns.of(ledger.schema).version
     if ledger.intent is not None:
         known, since = ledger.intent.number, ledger.intent.base_version
-    drains, _ = drains_in(target.history(spark, since), app_id)
+    history = target.history(spark, since).up_to(version)
+    check_kept(Names(table=str(target)), ledger.table_version, history)
+    drains, _ = drains_in(history, app_id)
     if max(drains, default=known) > known:
         raise StagingError(
             f"table {target} has drain {max(drains)} of the query, and the checkpoint's staging log ends at drain "

@@ -45,10 +45,10 @@ class TableTruth:
         facts, history, names = state.facts, state.history, ledger.names
         number = ledger.intent.number if ledger.intent else NO_BATCH
         if ledger.table_id is not None and (facts is None or facts.id != ledger.table_id):
-            raise _lost(names, number, "it was dropped or replaced", history)
+            raise _lost(names, number, "it was dropped or replaced", history, is_gone=facts is None)
         last_done = number if ledger.is_done else number - 1
         if facts is None and last_done > NO_BATCH:
-            raise _lost(names, number, "it was dropped, or is another table", history)
+            raise _lost(names, number, "it was dropped, or is another table", history, is_gone=True)
         _check_query_id(ledger, last_done, history)
         version, drains = ledger.table_version, drains_in(history, names.app_id)[0]
         is_old = version is not None and history.lacks(version, names.app_id)
@@ -94,18 +94,9 @@ class TableTruth:
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""
+        check_kept(names, version, history)
         if version in (None, NO_VERSION):
             return
-        if (undone := history.undone(version)) is not None:
-            what = history.words.version
-            copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}" * (
-                undone.to is not None
-            )
-            raise errors.TableLostError(
-                f"table {names.table} was {undone.what}, before {what} {version} with the last drain of "
-                "this query: rows that were delivered are gone. Nothing was written, and staged rows wait. "
-                f"{history.words.restore} {version} or later and start again{copy}, or {START_OVER}"
-            )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
@@ -132,6 +123,20 @@ class TableTruth:
             f"and put the table right. Then say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
             f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again"
         )
+
+
+def check_kept(names: Names, version: int | None, history: History) -> None:
+    """Raise TableLostError if the history shows that the table was restored to a version before the last drain's."""
+    if version in (None, NO_VERSION) or (undone := history.undone(version)) is None:
+        return
+    what, copy = history.words.version, ""
+    if undone.to is not None:
+        copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}"
+    raise errors.TableLostError(
+        f"table {names.table} was {undone.what}, before {what} {version} with the last drain of this query: rows that "
+        "were delivered are gone. Nothing was written, and staged rows wait. "
+        f"{history.words.restore} {version} and start again{copy}, or {START_OVER}"
+    )
 
 
 def drains_in(history: History, app_id: str) -> tuple[dict[int, DrainCommit], TakenBack | None]:
@@ -197,13 +202,15 @@ def _skipped(names: Names, intent: Intent, before: int, history: History) -> Dra
 
 
 def _lost(
-    names: Names, number: int, why: str, history: History, written: Intent | None = None
+    names: Names, number: int, why: str, history: History, written: Intent | None = None, is_gone: bool = False
 ) -> errors.TableLostError:
-    """``written``: the intent whose rows may be in the table that is there now."""
+    """``written``: the intent whose rows may be in the table that is there now. ``is_gone``: none is there."""
     what = "Nothing was written" if written is None else f"Rows of drain {number} may be in the table of now"
     replaced = next((entry.version for entry in history.entries if entry.replaces), None)
     before = None if replaced is None else history.version_before(replaced)
     bring = "Bring the earlier table back from a copy" if before is None else f"{history.words.restore} {before}"
+    if is_gone and "/" not in names.table:
+        bring = "If it was renamed, start with its new name. Otherwise bring the earlier table back from a copy"
     return errors.TableLostError(
         f"checkpoint {names.checkpoint} has made {number + 1} drains, but they are missing from table {names.table}: "
         f"{why}. {what}, and staged rows wait. {bring} and start again, which writes them, or {START_OVER}"

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from pyspark.sql import SparkSession
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, StorageError, TableLostError, sentence_of
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, whole_history
 from spark_purgatory.spark.sink.table.history import LOOKED_AT
-from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names
+from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
 from spark_purgatory.spark.sink.table.target import SpecialColumns
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
@@ -84,10 +85,18 @@ def check_known(
         )
     if drains and forgets:
         raise TableLostError(
-            f"the catalog has no table {table}, to which the checkpoint has made {drains} drains, and {place} is not "
-            f"its folder.{forgets} Nothing was started. Find its folder, which begins at spark.sql.warehouse.dir of "
-            f"the first run, and give it as path ({field}.path in a job's file). If it is gone, {START_OVER}"
+            f"the catalog has no table {table}, to which the checkpoint has made {drains} drain{'s' * (drains != 1)}, "
+            f"and {place} is not its folder. Nothing was started. If the table was renamed, start with its new name."
+            f"{forgets} If that has happened, find its folder, which begins at spark.sql.warehouse.dir of the first "
+            f"run, and give it as path ({field}.path in a job's file). If it is gone, {START_OVER}"
         )
+
+
+def check_name(spark: SparkSession, table: str, drains: int = 0, app_id: str | None = None) -> None:
+    """Raise as `check_known` for any name of a table that the catalog does not have."""
+    name = str(resolved(spark, SinkOptions(table=table)).table)
+    if (place := place_of_name(spark, name)) is not None:
+        check_known(spark, name, place, drains, app_id)
 
 
 def check_place(spark: SparkSession, target: str, place: str, is_there: bool | None, was_begun: bool) -> None:

@@ -233,7 +233,9 @@ class Target(ABC):
         faults = []
         if strange:
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
-            adding = f"Run ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
+            may_be_renamed = self._facts is not None and self._facts.may_be_renamed
+            run = "Rename a column back that had such a name, or run" if may_be_renamed else "Run"
+            adding = f"{run} ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
             faults.append((f"lacks {', '.join(strange)}", adding))
         strange_types = other(taking._replace(widens=True))
         casting = "If no such rows are staged, you may cast the columns of the stream instead. Then start again"
