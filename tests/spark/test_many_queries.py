@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory import RecordAccumulator, gauges, monitor, pending
 from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.spark.checkpoint import shard_states
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage import query_start
@@ -246,6 +247,23 @@ def test_a_checkpoint_that_began_without_its_settings_is_refused(
     lane.landing.checkpoint, lane.landing.outcomes = tmp_path / "new", tmp_path / "table"
     lane.run(bare, everything=True)
     lane.check(bare)
+
+
+def test_a_checkpoint_is_read_in_its_format_whatever_the_user_sets_meanwhile(
+    bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of a healthy query could not be read, and the advice was to start over."""
+    [lane] = lanes_of(bare, tmp_path, 1)
+    lane.run(bare, everything=True)
+    found = shard_states._operator
+
+    def set_meanwhile(spark: SparkSession, checkpoint: str, purgatory: int) -> tuple[str, int]:
+        bare.conf.set(FORMAT_VERSION, "1")
+        return found(spark, checkpoint, purgatory)
+
+    bare.conf.set(FORMAT_VERSION, "2")
+    monkeypatch.setattr(shard_states, "_operator", set_meanwhile)
+    assert gauges(bare, checkpoint=str(lane.landing.checkpoint))["batch_id"] == lane.landing.last_batch
 
 
 def test_what_reads_in_a_session_of_its_own_leaves_the_users_as_the_active_one(bare: SparkSession) -> None:

@@ -165,6 +165,8 @@ def shard_states(
 def in_format(spark: SparkSession, checkpoint: str, version: str) -> Iterator[SparkSession]:
     """Yield a session with a checkpoint's `FORMAT_VERSION`, because Spark 4.1 reads no other than the session's.
 
+    It is a copy, because other threads may change the user's meanwhile.
+
     Raises StateReaderError if this Spark or Spark Connect cannot read it.
     """
     if version != "1" and FORMAT_VERSION not in STATE_STORE_SETTINGS:
@@ -172,13 +174,13 @@ def in_format(spark: SparkSession, checkpoint: str, version: str) -> Iterator[Sp
             f"checkpoint={checkpoint!r} has states of format {version}, which Spark {spark.version} cannot read: use "
             "Spark 4.1 or a later release"
         )
-    if (setting_of(spark, FORMAT_VERSION) or "1") == version:
-        yield spark
-    elif is_remote():  # Its DataFrames are read with the session's settings of that time.
-        raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(version)}")
-    else:
+    if not is_remote():
         with own_session(spark) as own, settings(own, {FORMAT_VERSION: version}):
             yield own
+    elif (setting_of(spark, FORMAT_VERSION) or "1") == version:
+        yield spark
+    else:  # Its DataFrames are read with the session's settings of that time.
+        raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(version)}")
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

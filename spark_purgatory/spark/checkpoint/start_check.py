@@ -230,11 +230,11 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     wanted = requirements.STATE_STORE_SETTINGS | {requirements.PROVIDER: store}
     best, given = wanted.pop(FORMAT_VERSION, "1"), setting_of(spark, FORMAT_VERSION)
     version = fixed.get(FORMAT_VERSION) or given or (best if store == requirements.ROCKSDB and not is_remote() else "1")
-    if version == (given or "1"):
-        return wanted
-    if is_remote():  # The sink's functions run there with the session's settings of that time.
+    if not is_remote():  # Also if the session has it now: other threads may change it before the start.
+        return wanted | {FORMAT_VERSION: version}
+    if version != (given or "1"):  # The sink's functions run there with the session's settings of that time.
         raise ConfigError(requirements.other_format(version))
-    return wanted | {FORMAT_VERSION: version}
+    return wanted
 
 
 _SINCE_4_1 = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
