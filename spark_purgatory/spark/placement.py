@@ -33,8 +33,8 @@ def too_many(partitions: int, shards: int, cores: int | None) -> str:
         f"{partitions} state partitions for {shards} shards: each micro-batch runs a task and commits a state store "
         "for every one of them, empty or not; 200 take more than ten times the CPU of 2. The "
         "checkpoint keeps the number: stop the query and move the checkpoint with spark-purgatory move --partitions "
-        f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream; for "
-        f"any other start set {PARTITIONS} = {useful} before the first one"
+        f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream, "
+        f"unless the session sets {PARTITIONS}; for any other start set it to {useful} before the first one"
     )
 
 
