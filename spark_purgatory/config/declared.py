@@ -214,10 +214,6 @@ class Options:
             if option.kind in CHECKS:
                 CHECKS[option.kind](value, field)
 
-    def unset(self) -> dict[str, Any]:
-        """Return the options that have their defaults."""
-        return {each.name: each.default for each in fields(self) if each.init and self._is_default(each)}
-
     def _is_default(self, option: Field[Any]) -> bool:
         value, default = getattr(self, option.name), option.default  # a Column has no truth
         return value is default or (type(value) is type(default) and value == default)

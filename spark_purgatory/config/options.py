@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass
-from html import escape
 from typing import ClassVar, Literal, Protocol, cast
 
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, Options, Shown, TimeOut, is_column
@@ -277,20 +275,6 @@ class PurgatoryOptions(Options):
         texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
         lines = (textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
         return Shown("\n".join(lines))
-
-    def _repr_html_(self) -> str:
-        """Return the rules as a table, the options that were set, and the defaults of the others."""
-        rules = {name: re.sub("`(.+?)`", r"<code>\1</code>", escape(text)) for name, text in _rules(self).items()}
-        rows = "".join(
-            f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
-            f"<td style='text-align:left'>{text}</td></tr>"
-            for name, text in rules.items()
-        )
-        left = ", ".join(f"{name}={value!r}" for name, value in self.unset().items())
-        return (
-            f"<b>{type(self).__name__}</b><table>{rows}</table><pre>{escape(repr(self))}</pre>"
-            f"<details><summary>{len(self.unset())} options at their defaults</summary>{escape(left)}</details>"
-        )
 
     def __post_init__(self) -> None:
         for field, kinds, made in (

@@ -1,9 +1,9 @@
-"""The job's progress, from Spark's own reports: a live view on a terminal, one plain line a micro-batch elsewhere."""
+"""The job's progress, from Spark's own reports: a line for each micro-batch, and on a terminal its work below them."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.metrics.progress import BatchLine, batch_line
+from spark_purgatory.metrics.progress import batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
@@ -26,11 +26,7 @@ from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")  # As the counters name them
-COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJECTED": "red"}
 FRAMES_PER_SECOND = 4
-SHOWN_BATCHES = 8  # Rows of the table, which fit a small terminal under a command line
-# The table's columns and their widths, which fit millions a day: 78 characters with the spaces between.
-COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
 STOPPING = "stopping within 10 s, then a drain"
 
 
@@ -66,7 +62,6 @@ class ProgressDisplay:
         self.console, self._counters, self._name, self._spark_log = console, counters, name, spark_log
         self.totals = Totals()
         self._last_batch = -1
-        self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
         self._began_s = self._changed_s = time.monotonic()
         self._doing = "starting the query"
         self._waits = self._stops = False
@@ -93,10 +88,8 @@ class ProgressDisplay:
             # Spark also reports triggers that found nothing to do.
             ran = [report for report in query.recentProgress if "addBatch" in report["durationMs"]]
             lines = [line for report in ran if report["batchId"] > self._last_batch if (line := self._take(report))]
-            if self._live:
-                self._lines.extend(lines)
-            elif lines:
-                self.console.print(*(line.text for line in lines), sep="\n", soft_wrap=True, highlight=False)
+            if lines:
+                self.console.print(*lines, sep="\n", soft_wrap=not self._live, highlight=False)
         if self._live:
             self._look(query)
 
@@ -124,8 +117,6 @@ class ProgressDisplay:
         at_work = [Text(doing)] if doing == "ended" else [self._spinner, wish]
         head.add_row(Text(printable(self._name), style="bold"), running, *at_work)
         parts: list[Any] = [head]
-        if lines := list(self._lines):
-            parts += [self._table(lines), self._counts()]
         if self._sink or self._spark_log:
             log = printable(f"Spark's own output: {self._spark_log}") if self._spark_log else ""
             parts.append(Text(". ".join(filter(None, (self._sink, log)))))
@@ -144,7 +135,7 @@ class ProgressDisplay:
         if (what, waits) != (self._doing, self._waits):
             self._doing, self._waits, self._changed_s = what, waits, time.monotonic()
 
-    def _take(self, report: Any) -> BatchLine | None:
+    def _take(self, report: Any) -> str | None:
         self._last_batch = report["batchId"]
         observed = report["observedMetrics"].get(self._counters)
         rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if is_theirs(source["description"]))
@@ -158,19 +149,3 @@ class ProgressDisplay:
         out, took_ms = sum(self.totals.by_status.values()) - decided, report["durationMs"]["triggerExecution"]
         numbers, at = (str(self._last_batch), rows_in, out, self.totals.pending), report["eventTime"].get("watermark")
         return batch_line(datetime.now(UTC), numbers, took_ms, watermark_ms_of(at), self.totals.by_status)
-
-    def _table(self, lines: list[BatchLine]) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-        for name, width in COLUMNS.items():
-            is_time = name.startswith("watermark")
-            table.add_column(name, justify="left" if is_time else "right", no_wrap=True, min_width=width)
-        for line in lines:
-            table.add_row(*line.cells)
-        return table
-
-    def _counts(self) -> Text:
-        text = Text()
-        for status, count in self.totals.by_status.items():
-            text.append(status, style=COLOURS.get(status, "bright_black"))
-            text.append(f" {count:,}   ")
-        return Text("this run   ") + (text if text else Text("no outcomes yet"))

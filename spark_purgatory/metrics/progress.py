@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from spark_purgatory.metrics.catalog import Sample
 from spark_purgatory.readable import readable_ms
@@ -14,16 +13,9 @@ SAID_DAY_MS = 86_400_000  # a watermark further behind the clock is of old data:
 Numbers = tuple[str, int, int | str, int | str]  # a micro-batch, rows in, decided, waiting; a text if not exact
 
 
-class BatchLine(NamedTuple):
-    """One micro-batch as a row of the job's live table, and as a line elsewhere."""
-
-    cells: tuple[str, ...]
-    text: str
-
-
 def batch_line(
     at: datetime, numbers: Numbers, took_ms: float, watermark_ms: float | None, by_status: Mapping[str, float]
-) -> BatchLine:
+) -> str:
     """Return the line of a micro-batch that ended ``at`` a time; ``by_status`` has the sums so far."""
     seconds = took_ms / 1000
     time, lag = "none yet", ""
@@ -31,26 +23,22 @@ def batch_line(
         time, lag_ms = f"{_time(watermark_ms):%Y-%m-%d %H:%M:%S}", at.timestamp() * 1000 - watermark_ms
         lag = f" UTC ({readable_ms(lag_ms)} behind the clock)" if 0 < lag_ms < SAID_DAY_MS else " UTC"
     batch, rows_in, decided, waiting = (each if isinstance(each, str) else f"{each:,}" for each in numbers)
+    outcomes = ", ".join(f"{status} {count:,.0f}" for status, count in by_status.items())
     speed, took = f"{numbers[1] / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
-    text = (
+    return (
         f"{at.astimezone():%H:%M:%S} batch {batch}: {rows_in} rows in, {decided} decided, {waiting} waiting, "
-        f"{speed} rows/s, took {took}, watermark {time}{lag}, {_this_run(by_status)}"
+        f"{speed} rows/s, took {took}, watermark {time}{lag}, this run {outcomes or 'no outcomes yet'}"
     )
-    return BatchLine((batch, rows_in, decided, waiting, speed, took, time), text)
-
-
-def _this_run(by_status: Mapping[str, float]) -> str:
-    return f"this run {', '.join(f'{status} {count:,.0f}' for status, count in by_status.items()) or 'no outcomes yet'}"
 
 
 def sample_lines(before: Sample | None, sample: Sample) -> list[str]:
     """Return lines about a sample's micro-batch, and about drains that have ended and begun since the last sample."""
     line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
     drains = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}" for text in drains]
-    return [line.text, *drains] if line else drains
+    return [line, *drains] if line else drains
 
 
-def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:
+def _line_of(before: Sample | None, sample: Sample) -> str | None:
     """Return the line of a sample's micro-batch; None if the micro-batch did nothing, or has a line already."""
     if before is not None and before.batch == sample.batch:
         return None

@@ -1,4 +1,4 @@
-"""The live view of a job: whole numbers in 80 columns, what the query is at, and one line a micro-batch elsewhere."""
+"""The progress of a job: one line a micro-batch, and on a terminal what the query is at."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
     assert "ctrl-C stops it" in seen(progress, console)[0]
     progress.update(query_of(report(0, 5, received=5)))
     assert re.search(r"waiting for rows, last \d+ s ago", seen(progress, console)[0])
+    assert isinstance(console.file, StringIO) and console.file.getvalue().count(" batch 0: 5 rows in") == 1
     progress.stopping()
     progress.update(query_of(report(0, 5, received=5), is_working=True))
     assert "stopping within 10 s, then a drain" in seen(progress, console)[0]
