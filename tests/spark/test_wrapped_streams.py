@@ -278,7 +278,7 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     known = queries_of(stream)
     assert [each.shards for each in known] == [3]
     later = purgatory(emit="final").resolve(*landing.frames(spark))
-    wrapped = {**STATELESS, "every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
+    wrapped: dict[str, Wrap] = {"every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
     for name, wrap in wrapped.items():
         assert queries_of(wrap(stream))[:1] == known, name
         with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start over: a new "):
