@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ROOT / "spark_purgatory"
 # Words of a text that sends a person to data. Options, columns of a stream and settings of a session are others.
 TO_DATA = re.compile(
-    r"START_OVER|RESTORE_STATE|start over|from a copy|elsewhere|[Bb]ring (?:it|its|the|back)\b|RESTORE the|rollback_to"
+    r"START_OVER|RESTORE_STATE|start over|from a copy|elsewhere|[Bb]ring (?:it|its|the|back)\b|RESTORE the"
+    r"|set_current_snapshot"
     r"|SET TBLPROPERTIES|ALTER TABLE|CREATE (?:TABLE|SCHEMA)|DROP (?!COLUMNS|PARTITION)|write that id|[Rr]estore the"
     r"|remove that|[Rr]emove the (?:entr|file|folder|rule|wrong)|remove \{\}|repair CHECKPOINT"
     r"|\b[Mm]ove (?:it|them|the (?!water)|\{)|run the move again"
@@ -64,7 +65,9 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "iceberg/test_iceberg_sink.py": {
-        "test_a_table_that_lost_the_last_drain_is_refused_by_name": ("rollback_to_snapshot",),
+        "test_a_copy_of_the_checkpoint_goes_on_with_the_table_rolled_back_to_the_snapshot_of_that_hour": (
+            "set_current_snapshot",
+        ),
         "test_rows_that_wait_go_to_the_columns_of_their_names_in_the_order_that_the_owner_names": (
             "'{COLUMNS_AS_OF}' = '{now}'",
         ),
@@ -144,7 +147,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 ADVISED = [part for tests in REMEDIES.values() for parts in tests.values() for part in parts]
 # A feature that this session's Delta does not know cannot be made. The others are refusals whose remedy is a move.
-ONLY_NAMED = ("DROP FEATURE", "move it again, to another folder", "move the old one again")
+ONLY_NAMED = ("DROP FEATURE", "move this one again, to another folder", "move the old one again")
 NOT_ADVISED = ("CREATE OR REPLACE BRANCH", "UNSET TBLPROPERTIES ('{SAYS}", "{RENAME}|")  # Statements that are run.
 
 

@@ -253,11 +253,11 @@ def test_a_copy_of_the_checkpoint_goes_on_with_the_table_rolled_back_to_the_snap
     for _ in range(2):
         stream.add(1).run(stream.rows())
     stream.checkpoint = copy
-    with pytest.raises(Exception, match=r"belongs to snapshot \d+: .*rollback_to_snapshot") as raised:
+    with pytest.raises(Exception, match=r"belongs to snapshot \d+: .*set_current_snapshot") as raised:
         stream.run(stream.rows())
     snapshot = re.findall(r"belongs to snapshot (\d+)", str(raised.value))[0]
     catalog, _, table = name(stream).partition(".")
-    stream.spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{table}', {snapshot})")
+    stream.spark.sql(f"CALL {catalog}.system.set_current_snapshot('{table}', {snapshot})")
     assert numbers(stream.run(stream.rows()).table()) == every(3)
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(4)
 

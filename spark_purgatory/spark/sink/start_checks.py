@@ -57,7 +57,8 @@ def checked(
             if (moved := moved_to(spark, checkpoint)) is not None:
                 raise ConfigError(
                     f"checkpoint={checkpoint!r} was moved to {moved!r}, whose query has its rows now. Nothing was "
-                    "started. Start with that one, or move it again, to another folder"
+                    "started. Start with that one. If its query has never run, you may also "
+                    "move this one again, to another folder"
                 )
             check_files(spark, checkpoint)
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))

@@ -37,7 +37,7 @@ class SnapshotHistory(History):
     words = Words(
         version="snapshot",
         keep="Let expire_snapshots keep them for longer",
-        restore="Bring the table back (rollback_to_snapshot) to snapshot",
+        restore="Bring the table back (set_current_snapshot) to snapshot",
         skips="the table was rolled back at once, or someone else writes with the app id",
     )
 
