@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table import table_place
@@ -60,6 +61,7 @@ def checked(
                     "started. Start with that one. If its query has never run, you may also "
                     "move this one again, to another folder"
                 )
+            is_checkpoint(spark, checkpoint)  # It refuses an unfinished move, whose metadata name no query.
             check_files(spark, checkpoint)
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))
         if facts is None:
