@@ -2,7 +2,8 @@
 
 Terms. A *record* joins the last *batch* of its *partition*. A batch without room for it is closed, and a new one is
 opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each a
-result: `complete` or `retry`. Until then a batch is *in flight*. The partitions are those of the table, a record is a
+result: `complete` or `retry`. Until then a batch is *in flight*. An OPEN batch takes records up to its capacity, which
+is larger than ``batch_bytes`` for a large first record (A3). The partitions are those of the table, a record is a
 staged piece, and a batch becomes a file. Codes such as A13 are facts about Kafka (docs/kafka_facts.md), each with a
 trace in ``tests/conformance``.
 
@@ -10,20 +11,23 @@ A batch goes when it is full, has lingered, or everything must go, but not while
 also sends the first batches of all other partitions of a node, because a request costs little. A commit costs seconds
 and leaves small files, so only batches go along that are nearly full or have nearly lingered.
 
+The sink appends what its ledger has and asks `ripe` and `peek`. What a drain took stays with the drain, also when it
+fails (`spark_purgatory.spark.sink.drain.protocol`), and so is neither in flight nor retried here, as in Kafka.
+
 docs/accumulator.md has a worked example.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from spark_purgatory.accumulator.batch import BatchEvent, PartitionQueue, PartitionQueues, ProducerBatch
-from spark_purgatory.accumulator.futures import CallbackQueue, RecordFuture
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import BatchStateError, DeliveryTimeoutError
 
@@ -33,6 +37,213 @@ V = TypeVar("V")
 
 FULL_PART, LINGERED_PART = 0.9, 0.5  # the part of its size, or of its linger, with which a batch goes along
 MULTIPLIER = 2  # Kafka's RETRY_BACKOFF_EXP_BASE
+
+Callback = Callable[[V | None, BaseException | None], None]  # takes the batch's value or error; the other is None
+
+
+class RecordFuture(Generic[V]):
+    """The result of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
+
+    There are no threads: it never blocks, and reading it too early is an error.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: V | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callback[V]] = []
+
+    def result(self) -> V:
+        """Return the batch's value. Raises the error that it failed with, or BatchStateError if it has not ended."""
+        if self._error is not None:
+            raise self._error
+        if not self.is_done:
+            raise BatchStateError("the record's batch has not ended yet: drain it and complete it first")
+        return cast(V, self._value)
+
+    def exception(self) -> BaseException | None:
+        """Return the error that the batch failed with; None if it was completed or has not ended."""
+        return self._error
+
+    def add_done_callback(self, callback: Callback[V]) -> None:
+        """Call ``callback(value, error)`` when the batch ends; at once if it has ended."""
+        if self.is_done:
+            callback(self._value, self._error)
+        else:
+            self._callbacks.append(callback)
+
+    def settle(self, value: V | None, error: BaseException | None) -> list[Callable[[], None]]:
+        """End with a value or an error, and return the callbacks to call, in the order in which they were added."""
+        self.is_done, self._value, self._error = True, value, error
+        callbacks, self._callbacks = self._callbacks, []
+        return [partial(callback, value, error) for callback in callbacks]
+
+
+class CallbackQueue:
+    """Callbacks of batches that have ended. They are called when the accumulator is consistent, so they may use it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, callbacks: list[Callable[[], None]]) -> None:
+        """Queue callbacks in this order."""
+        self._waiting.extend(callbacks)
+
+    def call_all(self) -> None:
+        """Call every queued callback, then raise their errors as one group; Kafka logs them."""
+        errors: list[Exception] = []
+        while self._waiting:
+            try:
+                self._waiting.popleft()()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} callbacks of records raised; their batches have ended", errors)
+
+
+# --- batches of one partition, the table of their states, and the queues of batches -----------------------------------
+
+
+class BatchState(Enum):
+    """The state of a batch. In the first three it has no result."""
+
+    OPEN = "queued, takes records"
+    CLOSED = "queued, takes no more records"
+    IN_FLIGHT = "drained, its answer is awaited"
+    SUCCEEDED = "completed"
+    FAILED = "failed, or out of time"
+
+
+class BatchEvent(Enum):
+    CLOSE = "closed for appends"
+    DRAIN = "drained"
+    COMPLETE = "answered: success"
+    FAIL = "answered: failure for good"
+    REENQUEUE = "answered: to be tried again"
+
+
+_STATE, _EVENT = BatchState, BatchEvent
+# (state, event) -> state; any other pair is an error and changes nothing.
+TRANSITIONS: Mapping[tuple[Enum, Enum], Enum] = {
+    (_STATE.OPEN, _EVENT.CLOSE): _STATE.CLOSED,
+    (_STATE.OPEN, _EVENT.DRAIN): _STATE.IN_FLIGHT,
+    (_STATE.CLOSED, _EVENT.CLOSE): _STATE.CLOSED,
+    (_STATE.CLOSED, _EVENT.DRAIN): _STATE.IN_FLIGHT,
+    (_STATE.IN_FLIGHT, _EVENT.COMPLETE): _STATE.SUCCEEDED,
+    (_STATE.IN_FLIGHT, _EVENT.FAIL): _STATE.FAILED,
+    (_STATE.IN_FLIGHT, _EVENT.REENQUEUE): _STATE.CLOSED,
+}
+
+
+class ProducerBatch(Generic[P, R, V]):
+    """Records of one partition that go together (Kafka: ``ProducerBatch``). Compared by identity.
+
+    Times are absolute milliseconds, sizes bytes.
+    """
+
+    transitions: ClassVar[Mapping[tuple[Enum, Enum], Enum]] = TRANSITIONS
+
+    def __init__(self, number: int, partition: P, capacity_bytes: int, created_ms: int, sizing: Sizing[R]) -> None:
+        self.number = number  # batches are numbered in the order of their creation, from 0
+        self.partition = partition
+        self.capacity_bytes = capacity_bytes  # the size of its buffer: it limits all records but the first
+        self.created_ms = created_ms  # linger and delivery timeout count from here, also over retries and splits (A24)
+        self.state: Enum = BatchState.OPEN
+        self.bytes = sizing.header_bytes
+        self.records: list[R] = []
+        self.futures: list[RecordFuture[V]] = []  # one for each record; both in the order of appends
+        self.attempts = 0
+        self.backoff_ms = 0  # the wait after the last attempt, drawn once per attempt; Kafka draws at every check
+        self.last_attempt_ms = created_ms
+        self.last_append_ms = created_ms
+        self._sizing = sizing
+
+    @property
+    def is_full(self) -> bool:
+        """True if it is closed for appends, or at its limit (A4; Kafka: ``MemoryRecordsBuilder.isFull``)."""
+        return self.state is not BatchState.OPEN or (bool(self.records) and self.capacity_bytes <= self.bytes)
+
+    def apply(self, event: Enum) -> None:
+        """Change the state by the table. Raises BatchStateError, with nothing changed, if the event is not allowed."""
+        state = self.transitions.get((self.state, event))
+        if state is None:
+            raise BatchStateError(f"{self} cannot be {event.value}: it is {self.state.value}")
+        self.state = state
+
+    def try_append(self, record: R, future: RecordFuture[V], now_ms: int) -> bool:
+        """Take a record if it fits; the first one always does (A4; Kafka: ``tryAppend``, ``hasRoomFor``)."""
+        if self.is_full:
+            return False
+        record_bytes = self._sizing.record_bytes(record, self.records)
+        if self.records and self.capacity_bytes < self.bytes + record_bytes:
+            return False
+        self.bytes += record_bytes
+        self.records.append(record)
+        self.futures.append(future)
+        self.last_append_ms = now_ms
+        return True
+
+    def waited_ms(self, now_ms: int) -> int:
+        """Return the milliseconds since it was created or last came back, at least 0 (A12; Kafka: ``waitedTimeMs``)."""
+        return max(0, now_ms - self.last_attempt_ms)
+
+    def is_backing_off(self, now_ms: int) -> bool:
+        """Return True if the batch must be tried again, but not yet (A15; Kafka: ``shouldBackoff``)."""
+        return self.attempts > 0 and self.waited_ms(now_ms) < self.backoff_ms
+
+    def note_retry(self, now_ms: int, backoff_ms: int) -> None:
+        """Note that it came back and waits ``backoff_ms`` from now (A23; Kafka: ``reenqueued``)."""
+        self.attempts += 1
+        self.backoff_ms = backoff_ms
+        self.last_attempt_ms = self.last_append_ms = max(self.last_append_ms, now_ms)
+
+    def has_reached(self, timeout_ms: int, now_ms: int) -> bool:
+        """Return True ``timeout_ms`` after it was created, or later (A24; Kafka: ``hasReachedDeliveryTimeout``)."""
+        return now_ms - self.created_ms >= timeout_ms
+
+    def __repr__(self) -> str:
+        return f"batch {self.number} ({len(self.records)} records, {self.bytes:,} bytes, attempt {self.attempts})"
+
+
+@dataclass(eq=False)
+class PartitionQueue(Generic[P, R, V]):
+    """The waiting batches of one partition, the oldest first."""
+
+    partition: P
+    batches: deque[ProducerBatch[P, R, V]] = field(default_factory=deque)
+
+    @property
+    def head(self) -> ProducerBatch[P, R, V] | None:
+        """The batch that goes first; None if no batch waits."""
+        return self.batches[0] if self.batches else None
+
+    @property
+    def is_full(self) -> bool:
+        """True if several batches wait, or a full one (A7, A13)."""
+        return len(self.batches) > 1 or (bool(self.batches) and self.batches[-1].is_full)
+
+
+class PartitionQueues(Generic[P, R, V]):
+    """All partitions in the order in which they became known and are visited."""
+
+    def __init__(self, make: Callable[[P], PartitionQueue[P, R, V]]) -> None:
+        self._make = make
+        self._queues: dict[P, PartitionQueue[P, R, V]] = {}
+
+    def __iter__(self) -> Iterator[PartitionQueue[P, R, V]]:
+        return iter(self._queues.values())
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def of(self, partition: P) -> PartitionQueue[P, R, V]:
+        """Return the partition's queue, new or known."""
+        if partition not in self._queues:
+            self._queues[partition] = self._make(partition)
+        return self._queues[partition]
+
+
+# --- when they go -----------------------------------------------------------------------------------------------------
 
 
 class ExponentialBackoff:

@@ -26,7 +26,7 @@ from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import check_features
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.table_place import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach

@@ -22,8 +22,7 @@ from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.delta_start import DEFAULTS
-from spark_purgatory.spark.sink.table.delta_target import FORGETS
+from spark_purgatory.spark.sink.table.delta_target import DEFAULTS, FORGETS
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, forgets_names

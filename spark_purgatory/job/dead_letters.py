@@ -20,7 +20,7 @@ from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
-from spark_purgatory.spark.sink.table.delta_start import check_known
+from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_place import place_of_name, resolved
 from spark_purgatory.spark.storage.checkpoint_files import next_batch

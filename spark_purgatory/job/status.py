@@ -23,7 +23,7 @@ from spark_purgatory.job.run_report import numbers_in
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
-from spark_purgatory.spark.sink.table.table_claim import CLAIM
+from spark_purgatory.spark.sink.table.table_place import CLAIM
 from spark_purgatory.spark.storage.checkpoint_files import Damage, body_of, faults_of, logs_of, needed
 from spark_purgatory.terminal import at_work, say, terminal
 

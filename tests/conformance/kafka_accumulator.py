@@ -14,8 +14,16 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
-from spark_purgatory.accumulator.batch import BatchEvent, BatchState, PartitionQueue, PartitionQueues, ProducerBatch
-from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, Appended
+from spark_purgatory.accumulator.policy import (
+    AccumulatorPolicy,
+    AccumulatorSettings,
+    Appended,
+    BatchEvent,
+    BatchState,
+    PartitionQueue,
+    PartitionQueues,
+    ProducerBatch,
+)
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import BatchStateError, BugError, PurgatoryError
 from tests.conformance.kafka_batches import QUEUED, KafkaBatch, KafkaEvent, KafkaQueue, KafkaState, split_batch
@@ -103,7 +111,7 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
     def set_leader(self, partition: P, node: Hashable | None, epoch: int | None = None) -> None:
         """Say which node leads a partition, if any, and in which epoch (Kafka: the cluster's metadata)."""
         queue = self.queue(partition)
-        queue.leader, queue.leader_epoch, queue.has_given_leader = node, epoch, True
+        queue.leader, queue.leader_epoch = node, epoch
 
     def mute(self, partition: P) -> None:
         """Drain nothing from a partition till `unmute` (Kafka: ``mutePartition``)."""

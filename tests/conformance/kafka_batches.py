@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
-from spark_purgatory.accumulator.batch import TRANSITIONS, BatchEvent, BatchState, PartitionQueue, ProducerBatch
-from spark_purgatory.accumulator.futures import RecordFuture
+from spark_purgatory.accumulator.policy import (
+    TRANSITIONS,
+    BatchEvent,
+    BatchState,
+    PartitionQueue,
+    ProducerBatch,
+    RecordFuture,
+)
 from spark_purgatory.accumulator.sizing import Sizing
 
 P = TypeVar("P", bound=Hashable)
@@ -103,12 +109,6 @@ class KafkaQueue(PartitionQueue[P, R, V]):
     """Rises when the leader changes; None where leaders have none."""
     is_muted: bool = False
     """Nothing is drained from it, so that no batch overtakes one in flight."""
-    has_given_leader: bool = False
-    """The leader was set, so it may not be forgotten."""
-
-    @property
-    def is_forgettable(self) -> bool:
-        return super().is_forgettable and not (self.is_muted or self.has_given_leader)
 
 
 def split_batch(

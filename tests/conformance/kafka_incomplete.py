@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from spark_purgatory.accumulator.futures import CallbackQueue
+from spark_purgatory.accumulator.policy import CallbackQueue
 from tests.conformance.kafka_batches import KafkaBatch
 
 P = TypeVar("P", bound=Hashable)

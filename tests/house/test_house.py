@@ -87,9 +87,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "monitoring",
         "move",
     ),
-    "spark/sink": tuple(
-        "staging table drain repair staged_view start_checks accumulator_query record_accumulator".split()
-    ),
+    "spark/sink": tuple("staging table drain repair start_checks accumulator_query record_accumulator".split()),
 }
 ROOMS_APART = frozenset(
     {("spark", "sink", "operator"), ("spark", "sink", "host"), ("core", "spec", "kafka"), ("core", "events", "kafka")}

@@ -147,7 +147,7 @@ def test_a_run_that_picks_after_an_expiry_doubles_nothing(stream: Stream, monkey
 
 
 def zombie_app(stream: Stream) -> str:
-    from spark_purgatory.spark.sink.table.table_claim import app_id_of
+    from spark_purgatory.spark.sink.table.table_place import app_id_of
 
     return app_id_of(stream.spark, str(stream.checkpoint))
 

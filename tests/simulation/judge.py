@@ -25,7 +25,7 @@ from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import PurgatoryError, StagingError
 from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
-from spark_purgatory.spark.sink.staged_view import _looked_at
+from spark_purgatory.spark.sink.record_accumulator import _looked_at
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.storage import Disk
 from tests.simulation.table import Target

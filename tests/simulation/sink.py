@@ -21,7 +21,7 @@ from spark_purgatory.core.state import shard_head
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.move import import_log_host, tables
-from spark_purgatory.spark.sink import staged_view
+from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender, spark_actions
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
@@ -29,7 +29,7 @@ from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from spark_purgatory.spark.sink.table import table_claim
+from spark_purgatory.spark.sink.table import table_place
 from tests.simulation.moves import columns_of
 from tests.simulation.storage import CUT, DiskPath, Names, Store
 from tests.simulation.table import Target
@@ -242,12 +242,12 @@ def edges() -> Iterator[None]:
         (staging_folder, "settings", nowhere),
         (staging_folder, "write_line", lambda spark, path, line, mode: _store().write(path, line, mode)),
         (staging_folder, "write_nothing", lambda spark, path, mode: _store().remove(path)),
-        (table_claim, "app_id_of", app_id),
-        (table_claim, "claimed_by", lambda *given: {}),
-        (staged_view, "resolved", lambda *given: place),
-        (staged_view, "next_batch", next_batch),
-        (staged_view, "repartitions_in", none),
-        (staged_view, "pieces_below", _pieces_below),
+        (table_place, "app_id_of", app_id),
+        (table_place, "claimed_by", lambda *given: {}),
+        (record_accumulator, "resolved", lambda *given: place),
+        (record_accumulator, "next_batch", next_batch),
+        (record_accumulator, "repartitions_in", none),
+        (record_accumulator, "pieces_below", _pieces_below),
     ]
     with ExitStack() as patches:
         for module, name, value in answers:

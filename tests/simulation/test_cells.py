@@ -11,7 +11,7 @@ from spark_purgatory.core.engine.shard_events import OrphanEvents
 from spark_purgatory.core.engine.waiting import Waiting
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.spark.move import tables
-from spark_purgatory.spark.sink import staged_view
+from spark_purgatory.spark.sink import record_accumulator
 from tests.simulation.cells import CELLS, CHECKS, HAPPENS, HOSTS, wrong_with
 from tests.simulation.planted import Patch, planted
 from tests.support.now_and_then import EVERY_CASE, each_commit
@@ -41,7 +41,7 @@ def no_orphan_is_released(patch: Patch) -> None:
 
 
 def nothing_is_staged(patch: Patch) -> None:
-    patch(staged_view, "_waiting", lambda *given: [])
+    patch(record_accumulator, "_waiting", lambda *given: [])
 
 
 def nobody_waits_long(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from spark_purgatory.spark.sink import staged_view
+from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled, scheduled
 from tests.simulation.planted import PLANTED, Patch, hunt, planted
@@ -117,7 +117,7 @@ def the_folder_around_a_checkpoint_keeps_no_names(patch: Patch) -> None:
 
 
 def a_reader_asks_for_no_later_drain(patch: Patch) -> None:
-    patch(staged_view, "_check_newest", lambda *given: None)
+    patch(record_accumulator, "_check_newest", lambda *given: None)
 
 
 MOVED = {"shards": 2, "partitions": 2, "host": ""}

@@ -11,8 +11,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, Taking, changed, fitted_columns, unfit
-from spark_purgatory.spark.sink.table.staged_columns import with_types
+from spark_purgatory.spark.sink.table.column_rules import (
+    FORBIDDEN_CHARACTERS,
+    Taking,
+    changed,
+    fitted_columns,
+    unfit,
+    with_types,
+)
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.column_types import TAKEN, listed

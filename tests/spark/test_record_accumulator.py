@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, replay
-from spark_purgatory.spark.sink.table.table_claim import app_id_of
+from spark_purgatory.spark.sink.table.table_place import app_id_of
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every

@@ -31,7 +31,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS, Commit
-from spark_purgatory.spark.sink.table.delta_start import check_place
+from spark_purgatory.spark.sink.table.delta_target import check_place
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then

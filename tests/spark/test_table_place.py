@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
 from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.table import delta_start
+from spark_purgatory.spark.sink.table import delta_target
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import (
@@ -333,7 +333,7 @@ def test_a_table_that_was_renamed_is_known(
     staged_for(stream, RecordAccumulator(table=name, **HOUR))
     stream.spark.sql(f"ALTER TABLE {name} RENAME TO one.other")
     for forgets in (True, False) if drained else ():
-        monkeypatch.setattr(delta_start, "forgets_names", lambda *_, forgets=forgets: forgets)
+        monkeypatch.setattr(delta_target, "forgets_names", lambda *_, forgets=forgets: forgets)
         with pytest.raises(Exception, match="was renamed, start with its new name"):
             stream.run(stream.rows())
     monkeypatch.undo()

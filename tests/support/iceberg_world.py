@@ -18,8 +18,7 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.staging.staging_folder import check_alone
 from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts, TableState
-from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
+from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget, SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.target import Target
 from tests.support.sink_world import World, WorldFolder
 

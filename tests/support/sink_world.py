@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from spark_purgatory.accumulator.futures import Callback
+from spark_purgatory.accumulator.policy import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions as do

@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.batch import TRANSITIONS, BatchEvent, BatchState, ProducerBatch
-from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, Appended, ExponentialBackoff
+from spark_purgatory.accumulator.policy import (
+    TRANSITIONS,
+    AccumulatorPolicy,
+    AccumulatorSettings,
+    Appended,
+    BatchEvent,
+    BatchState,
+    ExponentialBackoff,
+    ProducerBatch,
+)
 from spark_purgatory.errors import BatchStateError, DeliveryTimeoutError
 
 AMPLE = 10**9
@@ -126,15 +134,6 @@ def test_a_round_takes_one_batch_a_partition_stops_where_one_does_not_fit_and_go
     assert [batch.partition for batch in take(accumulator, size=200)] == ["x", "y"]
     assert [batch.partition for batch in take(accumulator, size=1)] == ["z"], "one goes whatever its size"
     assert [batch.partition for batch in take(accumulator)] == ["x", "y", "z"]
-
-
-def test_idle_partitions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_purgatory.accumulator.batch.KEPT_PARTITIONS", 2)
-    accumulator = policy()
-    accumulator.queues.of("idle")
-    for partition in ("busy", "busier", "more"):
-        put(accumulator, 10, partition)
-    assert [queue.partition for queue in accumulator.queues] == ["busy", "busier", "more"], "none that waits is refused"
 
 
 # --- results --------------------------------------------------------------------------------------

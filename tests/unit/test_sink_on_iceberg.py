@@ -19,8 +19,12 @@ from spark_purgatory.job.job_config import DeadLetters
 from spark_purgatory.job.session import build_session, reading_session, settings_of
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, Undone
-from spark_purgatory.spark.sink.table.iceberg_history import SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION
+from spark_purgatory.spark.sink.table.iceberg_target import (
+    EXTENSION,
+    SnapshotHistory,
+    branch_of,
+    snapshot_history,
+)
 from tests.support import iceberg_world
 from tests.support.iceberg_world import APP, IN_COMMIT, IcebergWorld, UnknownSnapshotError, WorldIceberg
 from tests.support.sink_world import AGAIN, BESIDE, SMALL, WORLDS, crashed, last_of, run

@@ -30,7 +30,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, sender
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
-from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
+from spark_purgatory.spark.sink.drain.protocol import MOVES, apply
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, Piece, Run
 from spark_purgatory.spark.sink.table.history import DrainCommit
@@ -513,7 +513,7 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
     results = [do.Committed(), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
-    assert {type(result) for result in results} < set(OF_DRAINS)
+    assert {type(result) for result in results} < {result for _, result in MOVES}
     for state, result in product(DrainState, results):
         if (state, type(result)) not in MOVES:
             ledger = Ledger(drain=state)

@@ -15,8 +15,7 @@ from spark_purgatory.errors import ConfigError, StorageError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import in_format
 from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.sink.table.table_claim import claimed_by
-from spark_purgatory.spark.sink.table.table_place import check_outside
+from spark_purgatory.spark.sink.table.table_place import check_outside, claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED, body_of, check_files
 from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, without_reach
 

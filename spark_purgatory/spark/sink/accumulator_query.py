@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory.accumulator.futures import RecordFuture
+from spark_purgatory.accumulator.policy import RecordFuture
 from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms

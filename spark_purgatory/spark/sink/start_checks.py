@@ -19,11 +19,11 @@ from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table import table_place
-from spark_purgatory.spark.sink.table.delta_start import check_known
+from spark_purgatory.spark.sink.table.column_rules import StagedColumns
+from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
-from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
+from spark_purgatory.spark.sink.table.table_place import app_id_of, claim
 from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
 from spark_purgatory.spark.storage.checkpoint_files import check_files, moved_to
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings

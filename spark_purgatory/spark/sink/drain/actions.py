@@ -94,23 +94,8 @@ class Return:
     """End the call: nothing more can be done now."""
 
 
-Action = (
-    Look
-    | Renumber
-    | Adopt
-    | Skip
-    | Stage
-    | Count
-    | Admit
-    | Intend
-    | Check
-    | Commit
-    | ReadBack
-    | CleanUp
-    | Wait
-    | Stop
-    | Return
-)
+OfMicroBatch = Look | Renumber | Adopt | Skip | Stage | Count | Admit
+Action = OfMicroBatch | Intend | Check | Commit | ReadBack | CleanUp | Wait | Stop | Return
 HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
 
 # --- results --------------------------------------------------------------------------------------
@@ -188,23 +173,9 @@ class NotThere(NamedTuple):
     taken_back: TakenBack | None = None
 
 
-Done = Admit | CleanUp | Wait  # These actions are their own results.
-Result = (
-    Looked
-    | Renumbered
-    | Adopted
-    | Skipped
-    | Staged
-    | Counted
-    | Intended
-    | Checked
-    | Begun
-    | Committed
-    | Failed
-    | Found
-    | NotThere
-    | Done
-)
+# Admit, CleanUp and Wait are their own results.
+OfDrain = Intended | Checked | Begun | Committed | Failed | Found | NotThere | CleanUp
+Result = OfDrain | Looked | Renumbered | Adopted | Skipped | Staged | Counted | Admit | Wait
 
 
 @dataclass

@@ -18,8 +18,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, ExponentialBackoff
+from spark_purgatory.accumulator.policy import (
+    AccumulatorPolicy,
+    AccumulatorSettings,
+    Callback,
+    ExponentialBackoff,
+    RecordFuture,
+)
 from spark_purgatory.accumulator.sizing import DecayedQuotient, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.drain import actions as do

@@ -45,7 +45,6 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
     (DrainState.WRITTEN, do.NotThere): DrainState.INTENDED,
     (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
-OF_DRAINS = tuple({result for _, result in MOVES})
 
 
 # --- the next action -----------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
     BugError if the result cannot follow the ledger's state; then nothing changes. StagingError, ForeignWriterError if
     the files in the staging folder cannot count.
     """
-    if isinstance(result, OF_DRAINS):
+    if isinstance(result, do.OfDrain):
         if (ledger.drain, type(result)) not in MOVES:
             raise BugError(f"a drain that is {ledger.drain.value} cannot be {type(result).__name__}")
         ledger.drain = MOVES[(ledger.drain, type(result))]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
-from spark_purgatory.accumulator.futures import Callback
+from spark_purgatory.accumulator.policy import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, is_interruption, without_login
 from spark_purgatory.spark.sink.drain import actions as do
@@ -21,9 +21,9 @@ from spark_purgatory.spark.sink.drain.protocol import apply, next_action
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.staged_files import WRITE_SETTINGS
+from spark_purgatory.spark.sink.table.column_rules import StagedColumns
 from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 from spark_purgatory.spark.storage.checkpoint_files import moved_to, next_batch
 from spark_purgatory.spark.storage.spark_access import copied_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch

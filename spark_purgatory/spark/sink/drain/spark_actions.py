@@ -19,7 +19,6 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.ledger import (
-    NO_BATCH,
     Contents,
     DrainState,
     EmptyRun,
@@ -33,9 +32,9 @@ from spark_purgatory.spark.sink.staging.ledger import (
     by_partition,
 )
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.column_rules import StagedColumns
 from spark_purgatory.spark.sink.table.history import TableState
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
-from spark_purgatory.spark.sink.table.table_claim import app_id_of
+from spark_purgatory.spark.sink.table.table_place import app_id_of
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.spark_access import settings
@@ -237,18 +236,7 @@ class SparkActions:
     def _renumber(self, spark: SparkSession, ledger: Ledger, taken_back: TakenBack) -> Intent:
         """Write the last intent again, above the drains that were taken back; without rows if it is done."""
         number = max(taken_back.number, ledger.next_drain - 1) + 1
-        last = ledger.intent or Intent(
-            number=number,
-            uuid="",
-            table_id=None,
-            schema=ledger.schema,
-            last_batch=NO_BATCH,
-            last_contents=Contents(),
-            taken=(),
-            left=(),
-            epochs=(),
-            run=ledger.run.number,
-        )
+        last = ledger.intent or Intent(number, uuid="", table_id=None, schema=ledger.schema, run=ledger.run.number)
         renumbered = replace(
             last,
             number=number,

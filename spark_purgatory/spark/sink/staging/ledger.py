@@ -143,12 +143,14 @@ class Intent:
     uuid: str  # The mark of its commit has it, too.
     table_id: str | None  # None if the drain must create the table.
     schema: str | None  # None if nothing was staged yet.
-    last_batch: int  # The last micro-batch that counts. Spark has committed it, so ``taken`` and ``left`` are final.
-    last_contents: Contents  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
-    taken: tuple[Piece, ...]  # Without any it is done by itself (`Renumber`).
-    left: tuple[Piece, ...]
-    epochs: tuple[int, ...]  # Epochs whose files were not removed when the intent was made.
-    run: int  # Number of the run that made it.
+    last_batch: int = (
+        -1
+    )  # The last micro-batch that counts. Spark has committed it, so ``taken`` and ``left`` are final.
+    last_contents: Contents = Contents()  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
+    taken: tuple[Piece, ...] = ()  # Without any it is done by itself (`Renumber`).
+    left: tuple[Piece, ...] = ()
+    epochs: tuple[int, ...] = ()  # Epochs whose files were not removed when the intent was made.
+    run: int = 0  # Number of the run that made it.
     table_version: int | None = None  # The version after the drain before this one; None if it is not known.
     base_version: int = -1  # The version when the intent was made, -1 without a table; the drain's own is later.
 
@@ -232,16 +234,11 @@ class Ledger:
     @property
     def recorded_rows(self) -> int:
         """Rows that wait for their file, by the log alone: no file is looked for, and no micro-batch adopted."""
-        left, last = (
-            (0, NO_BATCH)
-            if self.intent is None
-            else (
-                sum(piece.rows for piece in self.intent.left),
-                self.intent.last_batch,
-            )
-        )
+        last = NO_BATCH if self.intent is None else self.intent.last_batch
+        left = () if self.intent is None else self.intent.left
         fresh = {batch_of(path): contents.rows for path, contents in self.records.items()}
-        return left + sum(rows for batch_id, rows in fresh.items() if batch_id > last)
+        fresh_rows = sum(rows for batch_id, rows in fresh.items() if batch_id > last)
+        return fresh_rows + sum(piece.rows for piece in left)
 
     @property
     def taken(self) -> tuple[Piece, ...]:

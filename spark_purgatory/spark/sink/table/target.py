@@ -18,9 +18,8 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.ledger import Intent
-from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns, is_padded
+from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, changed, fitted_columns, is_padded
 from spark_purgatory.spark.sink.table.history import FIRST_LOOK, History, TableFacts, TableState
-from spark_purgatory.spark.sink.table.staged_columns import StagedColumns
 
 # A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
