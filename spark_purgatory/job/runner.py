@@ -186,16 +186,16 @@ def _summarise(
     totals: Totals,
     tally: JobTally,
 ) -> Summary | None:
-    summary, staged = None, 0
+    summary, staged, exists = None, 0, sink is not None and sink.table_exists(spark)
     if sink is not None and not sink.options.drain_at_end and tally.received:
         staged = read_ledger(spark, StagingFolder.of(spark, config.checkpoint)).recorded_rows
     if sink is None:
         say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
-    elif not sink.table_exists(spark) and not staged:
+    elif not exists and not staged:
         console.print("No batch was committed: there is no table yet.")
         return None
     else:
-        target, exists = opened(with_format(spark, sink.options)), sink.table_exists(spark)
+        target = opened(with_format(spark, sink.options))
         rows = sink.read(spark, staged=staged > 0, checkpoint=config.checkpoint)
         sizes = target.file_sizes(spark) if exists else []
         summary = replace(summarise(rows, tally, sizes, config.options().prefix), staged=staged)
