@@ -180,7 +180,7 @@ class Move:
         lines = [
             f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
             f"events, {self.state_bytes:,} bytes of state, from {self.source} to {self.target}",
-            f"dropped: {self.dropped:,} operations that wait",
+            *([f"dropped: {self.dropped:,} operations that wait"] if self.dropped else []),
             f"shards: {before.shards} before, {after.shards} after, of {self.state_bytes // after.shards:,} bytes each",
             f"host: {before.host} before, {after.host} after",
             f"state partitions: {before.partitions} before, {after.partitions} after",
