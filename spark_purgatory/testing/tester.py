@@ -23,7 +23,6 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import evidence_fields
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, waiting_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
-from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload import plain
 from spark_purgatory.core.state.step_log import ShardState
@@ -48,15 +47,11 @@ UNFIT = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
 
 
 class RowReader:
-    """A reader of the rows of one input, "operations" or "completions", into tables with the schema of the first rows.
+    """A reader of the rows of one input into tables with the schema of the first rows."""
 
-    In the columns ``maps``, a dict is a map and not a struct.
-    """
-
-    def __init__(self, given: str, schema: Schema | None, maps: Sequence[str] = ()) -> None:
+    def __init__(self, given: str, schema: Schema | None) -> None:
         self.given = given
         self.schema: T.StructType | None = None
-        self._maps = maps
         if schema is not None:
             self._set(schema)
 
@@ -114,9 +109,6 @@ class RowReader:
 
     def _array(self, rows: Sequence[Mapping[str, Any]], name: str, kind: pa.DataType | None) -> pa.Array:
         values = [row.get(name) for row in rows]
-        if name in self._maps:
-            values = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
-            kind = kind or self._map_type(values)
         try:
             array = pa.array(values, kind)
         except UNFIT as error:
@@ -135,11 +127,6 @@ class RowReader:
                     "an instant: write datetime(..., tzinfo=UTC)"
                 )
         return array
-
-    @staticmethod
-    def _map_type(values: Sequence[Any]) -> pa.DataType:
-        entries = [entry for value in values for entry in value or ()]
-        return pa.map_(pa.array([key for key, _ in entries]).type, pa.array([item for _, item in entries]).type)
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -243,8 +230,7 @@ class PurgatoryTester:
         completions_schema: Schema | None = None,
     ) -> None:
         self.purgatory = purgatory
-        levels = purgatory.criterion.levels if isinstance(purgatory.criterion, ByRow) else None
-        self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])
+        self._operations = RowReader("operations", operations_schema)
         self._completions = RowReader("completions", completions_schema)
         self._now = TesterState()
         self._last: tuple[TesterState, Given] | None = None

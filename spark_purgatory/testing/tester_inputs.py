@@ -24,12 +24,14 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.payload import conform, sent
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.carried import carried_columns
-from spark_purgatory.spark.operator.field_types import keys_of, level_type, needs_of
+from spark_purgatory.spark.operator.field_types import keys_of
 from spark_purgatory.spark.operator.inputs import EngineColumns
 
 MOST_DIGITS = 38
 # Fields whose types the tester restricts more than Spark: instants need no time zone of a session.
-TIMES, NEEDS = ("operations.created", "operations.deadline", "completions.time"), ("criterion.need", "criterion.levels")
+TIMES = ("operations.created", "operations.deadline", "completions.time")
+_IDS = ("completions.operation_id", "completions.event_id")
+KEYS_AND_IDS = ("operations.id", "operations.keys", "completions.key", *_IDS, "scope")
 
 
 def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.DataType:
@@ -50,8 +52,12 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
         )
     if field in TIMES and not isinstance(kind, T.TimestampType):
         raise ConfigError(f"{field} is {kind.simpleString()}, not a timestamp: give datetime(..., tzinfo=UTC)")
-    if field in NEEDS and not isinstance(level_type(kind), (T.NumericType, T.NullType)):
-        raise ConfigError(f"{field} is {level_type(kind).simpleString()}, not a number: give rows with numbers")
+    part = kind.elementType if isinstance(kind, T.ArrayType) else kind
+    is_other = field.startswith(KEYS_AND_IDS) and isinstance(part, (T.BinaryType, T.BooleanType))
+    if is_other or field == "criterion.levels":
+        raise ConfigError(f"{field} is {kind.simpleString()}, which the tester does not read: test it with Spark")
+    if field == "criterion.need" and not isinstance(kind, (T.NumericType, T.NullType)):
+        raise ConfigError(f"{field} is {kind.simpleString()}, not a number: give rows with numbers")
     return kind
 
 
@@ -113,7 +119,7 @@ class TableColumns(EngineColumns[pa.Array]):
 
     def _hashes(self, keys: pa.Array, several: bool = False) -> pa.Array:
         flat = _flat(keys)
-        return _nested_like(keys, pa.array(hash_keys(flat.fill_null(b"" if pa.types.is_binary(flat.type) else ""))))
+        return _nested_like(keys, pa.array(hash_keys(flat.fill_null(""))))
 
     def _deadline_us(self, created_us: pa.Array) -> pa.Array:
         config = self.options.operations
@@ -130,16 +136,13 @@ class TableColumns(EngineColumns[pa.Array]):
         return pa.array(within, pa.int64())
 
     def _needs(self, spec: EngineSpec, several: bool) -> dict[str, pa.Array]:
-        raw, nothing, named = self._raw_keys(several), [None] * len(self._table), needs_of(self.options.criterion)
-        given = {label: self.of(name).to_pylist() for label, name in named.items()}
-        needs, maps = given.get("criterion.need", nothing), given.get("criterion.levels", nothing)
-        flat = zip(_owners(raw).to_pylist(), _flat(raw).to_pylist(), strict=True)
-        levels = [needs[row] if maps[row] is None else dict(reversed(maps[row])).get(key) for row, key in flat]
-        columns = {"need": _doubles(needs), "levels": _nested_like(raw, _doubles(levels))}
+        raw, need = self._raw_keys(several), self.options.criterion.need
+        needs = [None] * len(self._table) if need is None else self.of(need).to_pylist()
+        columns = {"need": pa.array([None if each is None else float(each) for each in needs], pa.float64())}
         if (scale := scale_of(spec.number)) is not None:
             columns["need_up"] = _rounded_up(needs, scale)
-            columns["levels_up"] = _nested_like(raw, _rounded_up(levels, scale))
-        return columns
+        levels = {name.replace("need", "levels"): each.take(_owners(raw)) for name, each in columns.items()}
+        return columns | {name: _nested_like(raw, each) for name, each in levels.items()}
 
     def _number(self, value: Any, label: str, number: str) -> pa.Array:
         column, exact = self.of(value), number != DOUBLE or not self.options.criterion.reads_values
@@ -190,10 +193,8 @@ def _each(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Return the text of each key (docs/keys_and_times.md); binary keys stay as they are."""
+    """Return the text of each key (docs/keys_and_times.md)."""
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return column
     if pa.types.is_decimal(kind):
         return _each(column, lambda value: f"{value:f}")
     if pa.types.is_timestamp(kind):
@@ -204,16 +205,7 @@ def _texts(column: pa.Array) -> pa.Array:
 
 
 def _scoped(keys: pa.Array, scope: pa.Array | None) -> pa.Array:
-    if scope is None:
-        return keys
-    if not pa.types.is_binary(keys.type):
-        return pc.binary_join_element_wise(scope, keys, "")
-    pairs = zip(scope.to_pylist(), keys.to_pylist(), strict=True)
-    return pa.array([None if key is None else bytes.fromhex(by) + key for by, key in pairs], pa.binary())
-
-
-def _doubles(needs: Sequence[Any]) -> pa.Array:
-    return pa.array([None if need is None else float(need) for need in needs], pa.float64())
+    return keys if scope is None else pc.binary_join_element_wise(scope, keys, "")
 
 
 def _rounded_up(needs: Sequence[Any], scale: int) -> pa.Array:
