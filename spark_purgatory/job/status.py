@@ -121,7 +121,7 @@ def _findings(checkpoint: str, settings: Mapping[str, str], console: Console) ->
         spark = session_or_finding(settings)
         if isinstance(spark, Finding):
             return [spark]
-        from spark_purgatory.doctor.query import query_findings
+        from spark_purgatory.doctor.session import query_findings
 
         return list(query_findings(spark, checkpoint))
 

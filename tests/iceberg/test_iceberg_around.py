@@ -16,8 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.doctor.query import table_findings
-from spark_purgatory.doctor.session import session_findings
+from spark_purgatory.doctor.session import session_findings, table_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink.repair import conflicts, repair
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, intent_entry, read_ledger

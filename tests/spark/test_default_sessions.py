@@ -24,7 +24,7 @@ from spark_purgatory import (
     move_checkpoint,
 )
 from spark_purgatory.config.options import LOG_HOST
-from spark_purgatory.doctor.query import checkpoint_findings
+from spark_purgatory.doctor.session import checkpoint_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.start_check import LOCAL_CHECKPOINT
 from spark_purgatory.spark.host.requirements import (

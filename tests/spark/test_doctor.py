@@ -19,9 +19,16 @@ from pyspark.sql import SparkSession
 from spark_purgatory.core.state.blob import HEADER_BYTES
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding
-from spark_purgatory.doctor.query import _about_state, checkpoint_findings, query_findings, size_finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of
-from spark_purgatory.doctor.session import package_finding, protobuf_finding, session_findings
+from spark_purgatory.doctor.session import (
+    _about_state,
+    checkpoint_findings,
+    package_finding,
+    protobuf_finding,
+    query_findings,
+    session_findings,
+    size_finding,
+)
 from spark_purgatory.errors import StagingError, StorageError
 from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.checkpoint.pending import gauges

@@ -28,7 +28,7 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.config.options import LOG_HOST
-from spark_purgatory.doctor.query import checkpoint_findings
+from spark_purgatory.doctor.session import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
 from spark_purgatory.spark.checkpoint.shard_states import _of_log_host
