@@ -126,7 +126,7 @@ def _measured(spark: object, paths: Sequence[str], schema: str | None) -> list[P
 
 def _pieces_below(spark: object, folder: str, ledger: Ledger, before: int) -> list[Piece]:
     files = [staged_files.file_at(f"{ROOT}/{name}") for name in NOW[-1].listed_files()]
-    may_count = {each.folder for each in files if ledger.may_count(each, before)}
+    may_count = ledger.may_count(files, before)
     others = [each for each in files if each.folder not in may_count]
     return [*others, *_measured(spark, [f"{ROOT}/{path}" for path in sorted(may_count)], None)]
 

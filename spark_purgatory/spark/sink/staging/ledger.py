@@ -8,7 +8,7 @@ to a micro-batch, so nothing earlier is read again. *Epoch* e is written after i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, Self
@@ -321,9 +321,13 @@ class Ledger:
         known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
         return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
 
-    def may_count(self, piece: Piece, before: int) -> bool:
-        """Return True if `adopt` could let a piece count: a run completed its folder after the last intent."""
-        return self.last_batch < piece.batch_id < before and piece.folder in self.records
+    def may_count(self, files: Sequence[Piece], before: int) -> set[str]:
+        """Return the folders that `adopt` may let count: of each micro-batch, what its last run has completed."""
+        complete = [file for file in files if self.last_batch < file.batch_id < before and file.folder in self.records]
+        last_run: dict[int, int] = {}
+        for file in complete:
+            last_run[file.batch_id] = max(file.run, last_run.get(file.batch_id, NO_BATCH))
+        return {file.folder for file in complete if file.run == last_run[file.batch_id]}
 
     def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
         """Let micro-batches count that were staged after the last intent and before ``before``, which Spark runs now.

@@ -145,7 +145,8 @@ def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) 
     """Return every piece of a staging folder. Files that cannot count in a `Ledger.adopt` are listed and not read.
 
     A power loss may have cut them: Spark does not synchronise its files. A micro-batch that it has not committed is
-    staged again, one that a drain has taken in is checked by that drain, and a run writes the record last.
+    staged again, one that a drain has taken in is checked by that drain, and a run writes the record last. What an
+    earlier run staged of a micro-batch does not count.
     """
     checkpoint, _, name = folder.rpartition("/")
     reader = spark.read.schema("h int").options(**READ_OPTIONS)
@@ -156,7 +157,7 @@ def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) 
             raise
         return []
     files = [file_at(path) for path in below]
-    may_count = {each.folder for each in files if ledger.may_count(each, before)}
+    may_count = ledger.may_count(files, before)
     others = [each for each in files if each.folder not in may_count]
     paths = [literal(f"{folder}/{path}") for path in sorted(may_count)]
     return [*others, *(measured(spark, paths, ledger.schema) if paths else ())]
