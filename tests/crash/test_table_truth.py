@@ -158,28 +158,6 @@ def meddled(stream: Stream, failpoint: str, meddle: Callable[[], object]) -> Str
 
 
 @pytest.mark.long
-def test_a_restore_between_a_commit_and_its_read_back_has_the_drain_written_again(stream: Stream) -> None:
-    meddled(stream, "after commit", lambda: sql(stream, "RESTORE TABLE T TO VERSION AS OF 0"))
-    assert stream.numbers() == every(2)
-    assert stream.add(1).run(stream.rows()).numbers() == every(3)
-
-
-@pytest.mark.long
-def test_a_table_that_was_replaced_under_a_drain_is_restored_as_the_error_says_and_gets_the_rows(
-    stream: Stream,
-) -> None:
-    """It said that nothing was written, and sent its reader in a circle."""
-    columns = "(n bigint, part bigint) USING delta PARTITIONED BY (part)"
-    with pytest.raises(
-        TableLostError, match=r"replaced .*while a drain was written\. Rows of drain 1 may be"
-    ) as raised:
-        meddled(stream, "before commit", lambda: sql(stream, f"REPLACE TABLE T {columns}"))
-    version = re.findall(r"RESTORE the table to version (\d+)", str(raised.value))[0]
-    sql(stream, f"RESTORE TABLE T TO VERSION AS OF {version}")
-    assert stream.run(stream.rows()).numbers() == every(2)
-
-
-@pytest.mark.long
 def test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back(stream: Stream) -> None:
     table, aside = stream.folder / "table", stream.folder / "aside"
     with pytest.raises(TableLostError, match="Bring the earlier table back from a copy and start again"):

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
 from spark_purgatory import metrics, monitor
 from spark_purgatory.cli import app
-from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
+from spark_purgatory.errors import ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.repair import conflicts, repair
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -116,22 +112,6 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
 
 
 @pytest.mark.long
-def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def torn(self: SparkActions, *given: Any) -> Any:
-        raise StagingError("a staged file is torn")
-
-    monkeypatch.setattr(SparkActions, "commit", torn)
-    query = start(stream, accumulator(stream, linger="0 seconds"))
-    stream.add(1)
-    with pytest.raises(StreamingQueryException, match="StagingError: a staged file is torn"):
-        query.awaitTermination(600)
-    monkeypatch.undo()
-    assert stream.run(stream.rows()).numbers() == every(1)
-
-
-@pytest.mark.long
 def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing(stream: Stream) -> None:
     stream.add(1)
     first = start(stream, accumulator(stream, **HOUR))
@@ -151,8 +131,8 @@ def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing
     assert stream.add(1).run(stream.rows()).numbers() == every(3)
 
 
-def two_intents(stream: Stream, of_table: bool) -> list[Path]:
-    """A checkpoint in which two runs have made intent 0; with ``of_table`` one was committed. The intents' files."""
+def two_intents(stream: Stream) -> None:
+    """A checkpoint in which two runs have made intent 0, and one has committed it."""
     stream.add(1)
     query = start(stream, accumulator(stream, **HOUR))
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
@@ -170,7 +150,7 @@ def two_intents(stream: Stream, of_table: bool) -> list[Path]:
             failpoints.hook = None
 
     def dies(name: str) -> None:
-        if name == ("after commit" if of_table else "after intend"):
+        if name == "after commit":
             raise Died
 
     failpoints.hook = hook
@@ -179,32 +159,11 @@ def two_intents(stream: Stream, of_table: bool) -> list[Path]:
             query.flush()
     finally:
         failpoints.hook = None
-    return sorted((stream.checkpoint / "staging" / "log").rglob("intent=0-*"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("of_table", [True, False])
-def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: Stream, of_table: bool) -> None:
-    both = two_intents(stream, of_table)
-    assert len(both) == 2
-    with pytest.raises(Exception, match=r"ForeignWriterError|two different entries"):
-        stream.run(stream.rows())
-    [found] = conflicts(stream.spark, str(stream.checkpoint))
-    assert ("version 0 of table" in found.why) == of_table
-    assert stream.sink.table_exists(stream.spark) == of_table
-    if of_table:
-        [drain] = stream.spark.sql(f"DESCRIBE HISTORY delta.`{stream.folder / 'table'}`").collect()
-        assert json.loads(drain["userMetadata"])["intent"] == found.true.body["uuid"]
-    assert sorted((stream.checkpoint / "staging" / found.true.path, *(
-        stream.checkpoint / "staging" / entry.path for entry in found.false))) == both  # fmt: skip
-    repair(stream.spark, str(stream.checkpoint), [found])
-    assert conflicts(stream.spark, str(stream.checkpoint)) == []
-    assert stream.add(1).run(stream.rows()).numbers() == every(2)
 
 
 @pytest.mark.long
 def test_the_command_shows_asks_and_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_intents(stream, of_table=True)
+    two_intents(stream)
     monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: stream.spark)
 
     def command(*options: str) -> Any:

@@ -22,7 +22,6 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.stopping import StopRequest
-from tests.support.delta_files import delta_rows
 from tests.support.sink_queries import forget
 
 ORDERS = "order_id string, amount int, ordered_at timestamp, lines array<struct<n: int>>"
@@ -195,15 +194,6 @@ def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: Spar
         ("orders/3/4", "the record has no value", None, None),
         ("orders/3/5", "not UTF-8", None, BROKEN),
     ]
-
-
-@pytest.mark.long
-def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path: Path) -> None:
-    land(tmp_path, 1, [GOOD], ["o;2024-03-01T08:05:00Z"])
-    (tmp_path / "orders" / "2.json").write_bytes(b'{"order_id": "\xff\n')
-    run(spark, job(tmp_path), Console(file=StringIO()), StopRequest())
-    [letter] = delta_rows(tmp_path / "dead", ["reason", "raw", "raw_bytes"]).to_pylist()
-    assert letter == {"reason": "not a JSON object", "raw": None, "raw_bytes": b'{"order_id": "\xff'}
 
 
 @pytest.mark.parametrize(

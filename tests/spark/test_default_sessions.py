@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -194,22 +193,6 @@ def test_what_the_session_has_set_itself_stays(bare: SparkSession, tmp_path: Pat
     with settings(bare, {PROVIDER: heap}), pytest.raises(ConfigError) as error:
         purgatory(host=LOG_HOST).resolve(*landing.frames(bare))
     assert f'\n    spark.conf.set("{PROVIDER}", "{ROCKSDB}")\n' in str(error.value)
-
-
-@pytest.mark.long
-def test_queries_that_start_in_several_threads_have_each_their_own(bare: SparkSession, tmp_path: Path) -> None:
-    landings = {shards: landed(tmp_path / str(shards)) for shards in (1, 3)}
-    found: dict[int, set[int]] = {}
-
-    def run(shards: int) -> None:
-        found[shards] = partitions_of(write(landings[shards], bare, given=purgatory(shards=shards)))
-
-    threads = [threading.Thread(target=run, args=(shards,)) for shards in landings]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {1: {1}, 3: {CORES}}
 
 
 def test_a_start_that_fails_leaves_the_session_as_it_was(bare: SparkSession, tmp_path: Path) -> None:

@@ -52,18 +52,6 @@ def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: 
 
 
 @pytest.mark.long
-def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkSession, tmp_path: Path) -> None:
-    spark.sql("DROP TABLE IF EXISTS sink_by_name")
-    stream = Stream(spark, tmp_path, RecordAccumulator(table="sink_by_name", partition_by=["part"]))
-    stream.checkpoint = tmp_path / "with [odd] {characters}*, spaces"
-    stream.add(2).run(stream.rows()).forget_last_commit().run(stream.rows())
-    assert stream.numbers() == every(2)
-    files = [row[0] for row in stream.table().select("_metadata.file_path").distinct().collect()]
-    assert sorted(path.rsplit("/", 2)[-2] for path in files) == ["part=0", "part=1"]
-    spark.sql("DROP TABLE sink_by_name")
-
-
-@pytest.mark.long
 def test_two_texts_in_a_partition_column_are_null_to_delta_as_after_a_plain_append(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -29,9 +29,8 @@ from spark_purgatory.doctor.session import (
     session_findings,
     size_finding,
 )
-from spark_purgatory.errors import StagingError, StorageError
+from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
-from spark_purgatory.spark.checkpoint.pending import gauges
 from spark_purgatory.spark.host.requirements import CHANGELOG, STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN
@@ -220,35 +219,6 @@ def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSess
     assert found["shards"].found == "shards=3; 3 have a state"
     assert found["settings of the query"].found == "criterion=any_key, emit=early"
     assert found["pending"].found == "19 operations"
-
-
-@pytest.mark.long
-def test_a_folder_that_is_no_checkpoint_and_one_that_has_not_begun(spark: SparkSession, tmp_path: Path) -> None:
-    assert set(wrong(checkpoint_findings(spark, str(tmp_path)))) == {"checkpoint"}
-
-
-@pytest.mark.long
-def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: Landing) -> None:
-    for file in landing.checkpoint.glob("state/0/*/*.delta"):
-        file.write_bytes(file.read_bytes()[:40])
-    for file in landing.checkpoint.glob("state/0/*/.*.crc"):
-        file.unlink()
-    found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
-    assert "bring back the checkpoint's folder 'state'" in found["state"].remedy
-    for file in landing.checkpoint.glob("state/0/_metadata/**/*"):
-        file.unlink()
-    found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
-    assert "files of its folder 'state/0/_metadata' are gone" in found["checkpoint"].remedy
-
-
-@pytest.mark.long
-def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, landing: Landing) -> None:
-    offsets = sorted(landing.checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
-    rewrite(offsets[-1], b"")
-    found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
-    assert found[f"checkpoint's offsets/{offsets[-1].name}"].found.startswith("is empty")
-    with pytest.raises(StorageError, match=rf"is damaged: offsets/{offsets[-1].name} is empty, .*from a copy"):
-        gauges(spark, checkpoint=str(landing.checkpoint))
 
 
 def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:

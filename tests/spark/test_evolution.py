@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateUnreadableError
+from spark_purgatory.errors import StateCorruptError, StateMismatchError
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support import stream_rows
@@ -223,19 +223,6 @@ def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, la
     )
     with pytest.raises(StreamingQueryException, match="sources in the checkpoint offsets and now there are"):
         run(spark, landing, BEFORE, operations=idle)
-
-
-@pytest.mark.long
-def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing: Landing, tmp_path: Path) -> None:
-    outcomes = outcomes_of(spark, landing, BEFORE)
-    check_checkpoint(spark, outcomes, checkpoint=str(tmp_path / "none"))
-    plain = tmp_path / "plain"
-    writer = landing.frames(spark)[0].writeStream.format("noop").option("checkpointLocation", str(plain))
-    writer.trigger(availableNow=True).start().awaitTermination()
-    with pytest.raises(
-        StateUnreadableError, match=r"committed micro-batches but no state, because .* name the checkpoint"
-    ):
-        check_checkpoint(spark, outcomes, checkpoint=str(plain))
 
 
 def compared(spec: EngineSpec, *blobs: bytes) -> list[tuple[str | None, str]]:

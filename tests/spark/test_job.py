@@ -156,22 +156,6 @@ def test_a_jvm_that_lives_for_minutes_compiles_less_unless_the_file_says_so(
     assert settings_of(own, short=is_short)["spark.driver.defaultJavaOptions"] == "-Dours=1"
 
 
-@pytest.mark.spark
-@pytest.mark.long
-def test_java_options_of_a_user_have_the_last_word() -> None:
-    program = (
-        "from spark_purgatory.job.session import reading_session\n"
-        "spark = reading_session({'spark.driver.extraJavaOptions': '-XX:TieredStopAtLevel=4 -Dours=1'})\n"
-        "beans = spark.sparkContext._jvm.java.lang.management.ManagementFactory\n"
-        "print(*beans.getRuntimeMXBean().getInputArguments())"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    given = ran.stdout.split()
-    levels = [each for each in given if "TieredStopAtLevel" in each]
-    assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"], given
-    assert "-Dours=1" in given
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_file_in_conf_makes_a_purgatory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")

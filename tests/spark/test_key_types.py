@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -50,28 +48,6 @@ def test_two_instants_of_a_repeated_hour_are_two_ids(spark: SparkSession) -> Non
             "CANCELLED",
             "DUPLICATE",
             "EXPIRED",
-        ]
-
-
-@pytest.mark.long
-def test_two_instants_of_a_repeated_hour_are_two_events_and_two_partitions(spark: SparkSession) -> None:
-    operations = rows_of(spark, "('o', 'k')")
-    events = spark.sql(
-        f"select 'k' as key, timestamp'2026-01-01 00:00:00Z' as created, instant from values ({SUMMER}), ({WINTER}) "
-        "as t(instant)"
-    )
-    twice = replace(
-        PURGATORY, completions=replace(PURGATORY.completions, event_id="instant"), criterion=criteria.count(2)
-    )
-    apart = replace(PURGATORY, scope="instant")
-    with settings(spark, ZONE):
-        assert decided(twice.resolve(operations, events)) == [("o", "COMPLETED", None)]
-        placed = rows_of(spark, "('s', 'k')", "('w', 'k')").withColumn(
-            "instant", F.expr(f"if(id = 's', {SUMMER}, {WINTER})")
-        )
-        assert decided(apart.resolve(placed, events.where(f"instant = {WINTER}"))) == [
-            ("s", "EXPIRED", ["k"]),
-            ("w", "COMPLETED", []),
         ]
 
 
@@ -151,41 +127,6 @@ def test_a_value_has_one_text_whatever_the_session_is_set_to(spark: SparkSession
             frame = spark.sql(f"select {', '.join(f'{value} as v{at}' for at, (value, _) in enumerate(values))}")
             texts = [key_text(F.col(field.name), field.dataType).alias(field.name) for field in frame.schema]
             assert [*frame.select(*texts).first()] == [text for _, text in values], each  # type: ignore[misc]
-
-
-@pytest.mark.long
-def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark: SparkSession, tmp_path: Path) -> None:
-    def run(operations: list[str], events: list[str], key: str = "timestamp_micros(key_us)") -> dict[str, str]:
-        for side, names in (("operations", operations), ("events", events)):
-            rows = rows_of(spark, *(f"('{name}', {SUMMER if name in 'sz' else WINTER})" for name in names))
-            rows = rows.selectExpr("id", "unix_micros(key) as key_us", "unix_micros(created) as created_us")
-            rows.coalesce(1).write.mode("append").parquet(str(tmp_path / side))
-        ddl = "id string, key_us bigint, created_us bigint"
-        sides = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side in ("operations", "events")]
-        made = Purgatory(
-            operations=Operations(
-                id="id",
-                keys=F.expr(key),
-                created=F.timestamp_micros("created_us"),
-                timeout="1 hour",
-                watermark="0 seconds",
-            ),
-            completions=Completions(key=F.expr(key), time=F.timestamp_micros("created_us"), watermark="0 seconds"),
-            criterion=criteria.any_key(),
-            shards=2,
-        )
-        out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
-        query = made.resolve(*sides).writeStream.format("parquet").option("path", out)
-        query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
-        return {row.id: row.status for row in spark.read.parquet(out).collect()}
-
-    with settings(spark, ZONE):
-        assert run(["s", "w"], ["s"]) == {"s": "COMPLETED"}
-    with settings(spark, {"spark.sql.session.timeZone": "America/New_York"}):
-        assert run(["z"], ["w"]) == dict.fromkeys("sw", "COMPLETED")
-        said = r"operations\.keys: the checkpoint keeps it as the text of timestamp, but the query has string"
-        with pytest.raises(StreamingQueryException, match=said):
-            run(["a"], ["w"], "cast(key_us as string)")
 
 
 INCOMPARABLE: list[tuple[dict[str, tuple[str, str]], str]] = [

@@ -266,25 +266,6 @@ def test_a_moved_query_with_another_sink_starts_with_the_settings_that_it_had(
 
 
 @pytest.mark.long
-def test_a_query_that_goes_on_while_it_is_moved_is_seen(lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = lane(2, "parquet")
-    stream.add(batches_of(stream.drawn, 2, 1)[0])
-    stream.run()
-
-    def go_on(failpoint: str) -> None:
-        if failpoint == "copied":
-            (stream.checkpoint / "offsets" / "99").touch()
-
-    monkeypatch.setattr(move, "reached", go_on)
-    target = str(stream.folder / "moved")
-    with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
-        move_checkpoint(stream.spark, stream.outcomes(), source=str(stream.checkpoint), target=target)
-    stream.checkpoint = stream.folder / "moved"
-    with pytest.raises(Exception, match="Unrecognized token 'half_of_a_checkpoint"):
-        stream.run()
-
-
-@pytest.mark.long
 def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     stream = lane(3, "parquet")
     first, *others = batches_of(stream.drawn, 3, 3)

@@ -327,15 +327,6 @@ def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are
     assert (utc(rows["held"]["held_until"]), rows["open"]["held_until"]) == (at(5), None)
 
 
-@pytest.mark.long
-def test_where_nothing_waits_the_columns_are_there_and_no_row(spark: SparkSession, tmp_path: Path) -> None:
-    landing = Landing(tmp_path).add([operation("a")], [event("a", 1)])
-    landing.run(spark, purgatory())
-    nothing = pending(spark, checkpoint=str(landing.checkpoint))
-    assert nothing.columns[:2] == ["id", "key"] and "remaining_ms" in nothing.columns
-    assert nothing.where("id = 'a'").count() == 0
-
-
 STATE_LOSSES: dict[str, Callable[[Path], None]] = {
     "gone": shutil.rmtree,
     "empty": lambda state: [shutil.rmtree(folder) for folder in state.iterdir()] and None,

@@ -105,26 +105,6 @@ def test_a_corrected_file_is_decided_again_and_the_query_goes_on(spark: SparkSes
     assert statuses(spark, config) == rebuilt + later
 
 
-@pytest.mark.long
-def test_rows_that_others_deleted_or_that_were_rebuilt_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
-    job(tmp_path)
-    config = load_config(tmp_path / "job.yaml", ["summary=true"])
-    land(tmp_path, "orders", "1", ("a", "10:00"), ("b", "10:05"), ("clock", "12:00"))
-    land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
-    reports = [RunReport() for _ in range(3)]
-    run(spark, config, Console(quiet=True), StopRequest(), report=reports[0])
-    spark.sql(f"DELETE FROM delta.`{tmp_path}/table` WHERE id = 'a'")
-    run(spark, config, Console(quiet=True), StopRequest(), report=reports[1])
-    planned(spark, config, RebuildRequest())[0].write()
-    run(spark, config, Console(quiet=True), StopRequest(), report=reports[2])
-    facts = [report.facts(report.exit_code()) for report in reports]
-    assert [each["result"] for each in facts] == ["right"] * 3
-    assert [each["rows_in_table"] for each in facts] == [2, 1, 2]
-    assert [each["operations_received"] for each in facts] == [3, 0, 0]
-    assert facts[0]["outcomes"] == {"completed": 1, "expired": 1} and facts[0]["waiting"] == 1
-    assert facts[0]["watermark"] == facts[0]["newest_operation"] == "2026-11-01T12:00:00.000Z"
-
-
 def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp_path: Path) -> None:
     job(tmp_path)
     changes = ["summary=true", "output.drain_at_end=false"]

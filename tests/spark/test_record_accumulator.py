@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections import Counter
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
+from spark_purgatory.errors import ConfigError, ForeignWriterError
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, replay
-from spark_purgatory.spark.sink.table.table_place import app_id_of
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -85,18 +83,6 @@ def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) ->
     assert staged_files(stream) == []
 
 
-@pytest.mark.long
-def test_a_micro_batch_whose_commit_spark_lost_is_skipped_and_stops_the_query_if_its_rows_differ(
-    stream: Stream,
-) -> None:
-    accumulator(stream, batch_size=100)
-    stream.add(3).run(stream.rows()).forget_last_commit()
-    with pytest.raises(PySparkException, match=r"runs micro-batch 2 again, but drain \d+ has brought"):
-        stream.run(stream.rows().where("n % 7 > 0"))
-    assert stream.numbers() == every(3)
-    assert stream.run(stream.rows().repartition(3)).numbers() == every(3), "the same rows in another order"
-
-
 @pytest.mark.parametrize(
     ("column", "said"),
     [
@@ -134,56 +120,6 @@ def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
 
 
 # --- what stops it, by name ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stream) -> None:
-    """One after the other: a table that forgets, staging that is gone, a foreign writer, a replaced table."""
-    spark, table = stream.spark, stream.folder / "table"
-    staging, aside = stream.checkpoint / "staging", stream.folder / "aside"
-
-    def stops(error: str) -> None:
-        with pytest.raises((PySparkException, StorageError)) as raised:
-            stream.run(stream.rows())
-        assert re.search(error, f"{raised.typename}: {raised.value}")
-
-    stream.add(1).run(stream.rows()).add(1)
-    retention = "'delta.setTransactionRetentionDuration'"
-    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({retention} = 'interval 1 day')")
-    stops(r"TableForgetsError: .* UNSET TBLPROPERTIES")
-    spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ({retention})")
-    staging.rename(aside)
-    stops(r"ForeignWriterError|StagingError")
-    shutil.rmtree(staging, ignore_errors=True)
-    aside.rename(staging)
-    assert stream.run(stream.rows()).numbers() == every(2), "all is as it was: the query goes on"
-
-    app_id = app_id_of(spark, str(stream.checkpoint))
-    writer = spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").mode("append")
-    writer.option("txnAppId", app_id).option("txnVersion", 7).save(str(table))
-    stream.add(1)
-    stops(r"SkippedWriteError: .* someone else writes with this app id")
-    shutil.rmtree(table)
-    spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(table))
-    stops(r"TableLostError: .* replaced")
-    assert stream.numbers() == Counter(), "nothing was written"
-
-
-@pytest.mark.long
-def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_back(stream: Stream) -> None:
-    stream.add(1)
-    sink = accumulator(stream, **HOUR)
-    query = start(stream, sink)
-    wait_until(lambda: bool(query.futures(0)), query)
-    stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta").partitionBy("part").save(
-        str(stream.folder / "table")
-    )
-    with pytest.raises(StorageError, match=r"SchemaMismatchError|lacks n"):
-        sink.flush()
-    assert staged_files(stream)
-    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (n bigint)")
-    query.flush()
-    assert stream.numbers() == every(1)
 
 
 def test_two_runs_on_one_staging_folder_are_seen() -> None:

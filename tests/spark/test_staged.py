@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.policy_adapter import MAX_FILES_AHEAD, Backlog
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import (
     NO_BATCH,
     Contents,
@@ -40,7 +38,6 @@ from spark_purgatory.spark.sink.staging.staged_files import (
 from spark_purgatory.spark.sink.staging.staging_folder import (
     FORMAT,
     LogEntry,
-    StagingFolder,
     empty_entry,
     intent_entry,
     record_entry,
@@ -48,8 +45,7 @@ from spark_purgatory.spark.sink.staging.staging_folder import (
 )
 from spark_purgatory.spark.storage.checkpoint_files import MOVED
 from spark_purgatory.spark.storage.spark_access import settings
-from tests.support.damage import halve
-from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
+from tests.support.sink_queries import HOUR, staged_for
 from tests.support.sink_streams import Stream, every
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -268,47 +264,6 @@ def test_files_are_counted_when_one_may_be_full() -> None:
     assert backlog.could_fill([one] * MAX_FILES_AHEAD, {}, 1.0, 100), "all could be a new partition's"
 
 
-@pytest.mark.long
-def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
-    count = SparkActions.count
-    monkeypatch.setattr(
-        SparkActions, "count", lambda actions, *given: (counted.append(len(given[-1])), count(actions, *given))[1]
-    )
-    stream = Stream(spark, tmp_path).add(4)
-    sink = accumulator(stream, **HOUR)
-    query = start(stream, sink)
-    wait_until(lambda: (stream.checkpoint / "commits" / "4").exists(), query)
-    query.stop()
-    assert counted == [1], "the first, to know what a row weighs"
-    assert not sink.table_exists(spark)
-    assert sink.read(spark, staged=True).count() == 40
-
-    [lost] = (stream.checkpoint / "staging").glob(f"rows/generation=0/epoch=0/batch={2:020d}-*")
-    lost.rename(stream.folder / "aside")
-    with pytest.raises(PySparkException, match=r"StagingError: .* has micro-batches only up to 1 "):
-        stream.run(stream.rows())
-    (stream.folder / "aside").rename(lost)
-    file = next(lost.rglob("*.parquet"))
-    twin = file.with_name("part-00000-" + OTHER + ".c000.snappy.parquet")
-    shutil.copy(file, twin)
-    with pytest.raises(PySparkException, match=r"ForeignWriterError: .* holds files of 2 writers"):
-        stream.run(stream.rows())
-    twin.unlink()
-    whole = lost.with_name(f"{lost.name.rsplit('-', 2)[0]}-000001-{NEXT_RUN.id}")
-    shutil.copytree(lost, whole)
-    [path] = (stream.checkpoint / "staging").glob(f"log/*/epoch=0/{lost.name}-*")
-    of_lost = json.loads(json.loads(path.read_text(encoding="utf-8"))["body"])
-    assert of_lost["rows"] == 10 and of_lost["checksum"] != 0, "the record of the first folder"
-    of_whole = {**of_lost, "path": f"rows/generation=0/epoch=0/{whole.name}"}
-    StagingFolder(str(stream.checkpoint), stream.checkpoint).write_entry(spark, 0, whole.name, of_whole)
-    halve(next(lost.rglob("*.parquet")))  # What an old run has half written again after the next one has passed.
-    assert stream.add(1).run(stream.rows()).numbers() == every(5)
-    assert staged_files(stream) == []
-
-
 NESTED = (
     "map(timestamp_seconds(n), concat('t', n)) AS by_time",
     "map('at', timestamp_seconds(n), 'none', NULL) AS times",
@@ -377,24 +332,6 @@ def test_the_row_hash_sees_where_a_null_is_and_what_a_map_has(spark: SparkSessio
         rows = spark.sql(f"select inline(array(cast({one} as {kind}), cast({other} as {kind})))")
         hashes = {row[0] for row in rows.select(row_hash(rows.schema)).collect()}
         assert len(hashes) == 2, (one, other)
-
-
-@pytest.mark.long
-def test_an_old_copy_of_a_checkpoint_is_refused_also_after_many_versions_of_others(stream: Stream) -> None:
-    """Its rows, which a drain of the query has taken since, came twice."""
-    table, copy = stream.folder / "table", stream.folder / "copy"
-    stream.spark.sql(f"CREATE TABLE delta.`{table}` (n bigint, part bigint) USING delta")
-    sink = stream.sink = RecordAccumulator(path=str(table), **HOUR)
-    staged_for(stream, sink, stream.add(1).rows())
-    shutil.copytree(stream.checkpoint, copy)
-    assert sink.read(stream.spark, staged=True, checkpoint=str(copy)).count() == 10
-    sink.close()
-    for _ in range(11):
-        stream.spark.sql(f"INSERT INTO delta.`{table}` VALUES (-1, 0)")
-    with pytest.raises(
-        StagingError, match="has drain 0 of the query, and the checkpoint's staging log ends at drain -1"
-    ):
-        sink.read(stream.spark, staged=True, checkpoint=str(copy))
 
 
 def test_a_checkpoint_that_was_moved_away_drains_nothing_and_does_not_start(stream: Stream) -> None:

@@ -160,19 +160,6 @@ def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: 
         apply(ledger, CleanUp(), Work(spark, 0), 0)
 
 
-@pytest.mark.long
-def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
-    actions, ledger = actions_in(str(tmp_path / "checkpoint")), Ledger()
-    actions.folder.local = tmp_path / "checkpoint" / "staging"
-    drains(spark, actions, ledger, range(10), actions.folder.local)
-    after_ten = len(list(actions.folder.local.rglob("*")))
-    drains(spark, actions, ledger, range(10, 10_000), actions.folder.local)
-    left = sorted(path.relative_to(actions.folder.local) for path in actions.folder.local.rglob("*") if path.is_file())
-    assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
-    assert len(list(actions.folder.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
-    assert read_ledger(spark, actions.folder).next_drain == 10_000
-
-
 @pytest.mark.slow
 def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     spark: SparkSession, elsewhere: str, tmp_path: Path

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import venv
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -317,16 +316,6 @@ def test_a_table_partitioned_by_a_column_of_another_case_and_one_that_it_compute
     assert {path.name for path in (stream.folder / "table").glob("PART=*")} == {"PART=0", "PART=1"}
 
 
-@pytest.mark.long
-def test_a_table_by_name_partitioned_by_nothing_but_what_it_computes(stream: Stream) -> None:
-    stream.spark.sql("DROP TABLE IF EXISTS computed")
-    tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
-    stream.spark.sql(f"CREATE TABLE computed (n bigint, part bigint, {tens}) USING delta PARTITIONED BY (tens)")
-    stream.sink = RecordAccumulator(table="computed")
-    assert stream.add(1).run(stream.rows()).numbers() == every(2)
-    stream.spark.sql("DROP TABLE computed")
-
-
 def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> None:
     refused(
         stream, ConfigError, "partition_by='day' is not a column", path=str(stream.folder / "new"), partition_by="day"
@@ -388,15 +377,6 @@ def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy
     ]
     for plan in plans:
         refused(stream, ConfigError, r"in another output mode only( \([A-Z_.\d]+\))?, but .* watermark", plan())
-
-
-@pytest.mark.long
-def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: Stream) -> None:
-    timed = stream.rows().selectExpr("timestamp_seconds(n * 60 + 60) AS at").withWatermark("at", "0 seconds")
-    counts = timed.groupBy("at").count().selectExpr("unix_seconds(at) DIV 60 - 1 AS n", "count")
-    stream.add(2).run(counts)
-    found = Counter({row["n"]: row["count"] for row in stream.table().collect()})
-    assert found == every(3)
 
 
 @pytest.mark.long

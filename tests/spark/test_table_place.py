@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +14,12 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
-from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table import delta_target
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import (
     HOUR,
-    OF_OTHERS,
     accumulator,
-    forget_history,
     staged_files,
     staged_for,
     start,
@@ -49,14 +44,6 @@ def schemas(spark: SparkSession) -> Iterator[None]:
     spark.sql("USE default")
     for name in ("one", "two"):
         spark.sql(f"DROP DATABASE {name} CASCADE")
-
-
-@pytest.fixture
-def here() -> Iterator[str]:
-    """A relative path: of a folder in that in which Spark was started."""
-    folder = tempfile.mkdtemp(prefix=".relative-", dir=os.getcwd())
-    yield os.path.basename(folder)
-    shutil.rmtree(folder)
 
 
 def spellings(path: Path | str) -> list[str]:
@@ -105,13 +92,6 @@ def test_a_checkpoint_in_a_tables_folder_is_refused_however_both_are_written(str
     refused_inside(stream, f"{stream.folder}/link/checkpoint", path=str(table))
 
 
-@pytest.mark.long
-def test_a_checkpoint_in_a_tables_folder_is_refused_by_relative_paths(stream: Stream, here: str) -> None:
-    for path in (f"{here}/table", f"{os.getcwd()}/{here}/table", f"file:{os.getcwd()}/{here}/table"):
-        refused_inside(stream, f"{here}/table/checkpoint", path=path)
-        refused_inside(stream, f"{os.getcwd()}/{here}/table/checkpoint", path=path)
-
-
 # --- names and paths are looked up once ----------------------------------------------------------------------------
 
 
@@ -137,29 +117,6 @@ def test_a_table_by_its_short_name_is_the_same_after_use(
         ConfigError, match=r"belongs to table spark_catalog\.one\.mt, .*writes to spark_catalog\.two\.mt"
     ):
         RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
-
-
-@pytest.mark.long
-def test_a_table_that_is_to_be_made_gets_the_schema_of_the_start(stream: Stream, schemas: None) -> None:
-    sink = stream.sink = RecordAccumulator(table="new", **HOUR)
-    query = start(stream, sink)
-    wait_until(lambda: bool(staged_files(stream)), query)
-    stream.spark.sql("USE two")
-    query.stop()
-    query.flush()
-    assert sink.read(stream.spark).count() == stream.spark.table("one.new").count() == 10
-    assert not stream.spark.catalog.tableExists("two.new")
-
-
-@pytest.mark.long
-def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here: str) -> None:
-    table = Path(os.getcwd(), here, "table")
-    for path in (f"{here}/table", str(table), *spellings(table)):
-        stream.sink = RecordAccumulator(path=path)
-        assert stream.run(stream.rows()).numbers() == every(stream.files)
-        stream.add(1)
-    claimed = (stream.checkpoint / "staging" / "table").glob("part-*")
-    assert f'"path": "file:{table}"' in next(claimed).read_text()
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
@@ -247,21 +204,6 @@ def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it
 
 
 @pytest.mark.long
-def test_rows_that_wait_go_to_the_columns_of_their_names_as_of_the_version_that_the_owner_says(
-    swapping: Stream,
-) -> None:
-    """A rename after that version stops the query again; it was ignored, and two columns changed places."""
-    stream, table = swapping, swapping.folder / "table"
-    rename(table, *SWAP)
-    stream.spark.sql(said_by(stream, *BEFORE))
-    rename(table, *SWAP)
-    said_by(stream, *BEFORE)
-    rename(table, *SWAP_BACK)
-    stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
-    assert stream.numbers() == every(1) and stream.table().where(BY_NAME).count() == 10
-
-
-@pytest.mark.long
 def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says(swapping: Stream) -> None:
     """It said to widen bigint to string, which Delta does not do."""
     stream = swapping
@@ -277,48 +219,6 @@ def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_err
     stream.spark.sql(said_by(stream, *BEFORE))
     stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
     assert stream.table().where(BY_NAME).count() == 10
-
-
-@pytest.mark.long
-def test_a_column_that_was_renamed_within_a_drain_is_renamed_back_as_the_error_says(
-    swapping: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It said to add the column, and the rows of before and after the rename would be in two columns."""
-
-    def killed(reached: str) -> None:
-        if reached == "after intend":
-            raise RuntimeError("killed")
-
-    monkeypatch.setattr(failpoints, "hook", killed)
-    with pytest.raises(Exception, match="killed"):
-        swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
-    monkeypatch.undo()
-    rename(swapping.folder / "table", ("a", "other"))
-    with pytest.raises(SchemaMismatchError, match=r"it lacks a\. .*Rename a column back that had such a name, or run"):
-        swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
-    rename(swapping.folder / "table", ("other", "a"))
-    swapping.run(swapping.rows().selectExpr("n", "part", *BEFORE))
-    assert swapping.table().where(BY_NAME).count() == 10
-
-
-@pytest.mark.long
-def test_a_restore_to_a_version_after_rows_were_staged_keeps_their_names(swapping: Stream) -> None:
-    stream, table = swapping, swapping.folder / "table"
-    stream.spark.sql(f"INSERT INTO delta.`{table}` (n, part) VALUES (-1, 0)")
-    rename(table, *SWAP)
-    stream.spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 1")
-    stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
-    assert stream.table().where(BY_NAME).count() == 10
-
-
-@pytest.mark.long
-def test_columns_whose_renames_the_history_has_lost_are_not_guessed(swapping: Stream) -> None:
-    stream = swapping
-    forget_history(stream)
-    with pytest.raises(SchemaMismatchError, match=r"history .* was cut.* under the names of version 0") as raised:
-        stream.run(stream.rows().selectExpr("n", "part", *BEFORE))
-    stream.spark.sql(re.findall(r"ALTER TABLE .*?\)", str(raised.value))[0])
-    assert stream.run(stream.rows().selectExpr("n", "part", *BEFORE)).numbers() == every(1) + OF_OTHERS
 
 
 @pytest.mark.long

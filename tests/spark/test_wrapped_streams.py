@@ -309,18 +309,6 @@ def test_a_session_that_cuts_its_plans_is_checked_like_any_other(spark: SparkSes
             assert {setting: spark.conf.get(setting) for setting in cut} == cut, "as the user set it"
 
 
-def test_a_restart_with_other_shards_is_refused_where_plans_are_cut(spark: SparkSession, tmp_path: Path) -> None:
-    landing = landed(tmp_path)
-    sink = RecordAccumulator(path=str(tmp_path / "table"))
-    with settings(spark, SHORT):
-        outcomes = purgatory().resolve(*landing.frames(spark))
-        started = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
-        started.awaitTermination()
-        other = purgatory(shards=7).resolve(*landing.frames(spark))
-        with pytest.raises(StateMismatchError, match="shards"):
-            sink.write_stream(other, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
-
-
 TREES = (
     "x\n+- Aggregate [a]",
     "x\n:  +- ~EventTimeWatermark created#1: timestamp, 1 minutes",
