@@ -6,12 +6,11 @@ Each scene makes a real query fail on a value of a row, in a way in which users'
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -28,18 +27,11 @@ from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream
 
 CANARY = "kanarie-4711"
-HERE = Path(__file__).name
 
 
 @F.udf(T.DoubleType())
 def as_number(text: str) -> float:
     return float(text)
-
-
-def parsed(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    for frame in frames:
-        raise KeyError(frame["text"][0])
-        yield frame
 
 
 class Scene:
@@ -90,17 +82,8 @@ def a_cast_on_the_way_to_the_sink(scene: Scene) -> tuple[BaseException, str]:
     return scene.ended_in_the_sink(scene.rows().select(F.col("text").cast("int")), **HOUR), CAST
 
 
-def a_cast_on_a_direct_way_to_the_sink(scene: Scene) -> tuple[BaseException, str]:
-    return scene.ended_in_the_sink(scene.rows().select(F.col("text").cast("int")), batch_size="1 byte"), CAST
-
-
 def a_function_in_a_worker(scene: Scene) -> tuple[BaseException, str]:
     return scene.ended_by(scene.rows().select(as_number("text"))), "ValueError in as_number ("
-
-
-def a_function_on_the_way_to_the_sink(scene: Scene) -> tuple[BaseException, str]:
-    rows = scene.rows().mapInPandas(parsed, "text string")
-    return scene.ended_in_the_sink(rows, **HOUR), "KeyError in "
 
 
 def a_function_given_to_foreach_batch(scene: Scene) -> tuple[BaseException, str]:
@@ -108,13 +91,6 @@ def a_function_given_to_foreach_batch(scene: Scene) -> tuple[BaseException, str]
         raise ValueError(rows.collect()[0]["text"])
 
     return scene.ended_by(scene.rows(), write), "ValueError in write ("
-
-
-def a_worker_inside_foreach_batch(scene: Scene) -> tuple[BaseException, str]:
-    def write(rows: DataFrame, number: int) -> None:
-        rows.select(as_number("text")).collect()
-
-    return scene.ended_by(scene.rows(), write), "ValueError in as_number ("
 
 
 def a_cast_inside_foreach_batch(scene: Scene) -> tuple[BaseException, str]:
@@ -152,11 +128,8 @@ SCENES: tuple[Callable[[Scene], tuple[BaseException, str]], ...] = (
     a_cast,
     a_cast_in_a_batch,
     a_cast_on_the_way_to_the_sink,
-    a_cast_on_a_direct_way_to_the_sink,
     a_function_in_a_worker,
-    a_function_on_the_way_to_the_sink,
     a_function_given_to_foreach_batch,
-    a_worker_inside_foreach_batch,
     a_cast_inside_foreach_batch,
     an_error_that_an_expression_raises,
     a_constraint_of_a_table,

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,8 +17,6 @@ from pyspark.sql import SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.doctor.session import session_findings, table_findings
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.repair import conflicts, repair
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, intent_entry, read_ledger
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
@@ -78,24 +75,6 @@ def test_a_query_goes_on_with_a_table_that_was_renamed(stream: Stream) -> None:
     stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME TO {new.partition('.')[2]}")
     stream.sink = RecordAccumulator(table=new, format="iceberg", partition_by=["part"])
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(2)
-
-
-@pytest.mark.parametrize("point", ["after commit", "before pick"])
-def test_repair_finds_the_true_one_of_two_intents(stream: Stream, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    stream.add(1).run(stream.rows())
-    append(stream.spark, name(stream), world.OF_OTHERS)
-    cut_at(stream, point, monkeypatch)
-    folder = StagingFolder.of(stream.spark, str(stream.checkpoint))
-    intent = read_ledger(stream.spark, folder).intent
-    assert intent is not None and intent.number == 1
-    twin = replace(intent, uuid=str(uuid4()), run=intent.run + 1)
-    folder.write_entry(stream.spark, 1, *intent_entry(twin))
-    [found] = conflicts(stream.spark, str(stream.checkpoint))
-    is_there = point == "after commit"
-    assert found.true.body["uuid"] == (intent.uuid if is_there else twin.uuid)
-    assert ("is its commit" in found.why) == is_there
-    repair(stream.spark, str(stream.checkpoint), [found])
-    assert numbers(stream.run(stream.rows()).table()) == every(2)
 
 
 @pytest.mark.parametrize("stream", ["files", "db"], indirect=True)

@@ -19,7 +19,6 @@ from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
 from tests.support.iceberg_runs import PowerCutError, cut_at, name
-from tests.support.sink_queries import start
 from tests.support.sink_streams import Stream, every
 
 if not has_iceberg(pyspark.__version__):
@@ -132,20 +131,6 @@ def test_a_run_that_lives_on_and_picks_late_doubles_nothing(stream: Stream, monk
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(3)
 
 
-def test_a_run_that_picks_after_an_expiry_doubles_nothing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ancestors that Iceberg looks at are gone, and so is what the old run had written."""
-    stream.add(1).run(stream.rows())
-    zombie, written = late_pick(stream, monkeypatch)
-    stream.run(stream.rows())
-    for _ in range(2):
-        append(stream.spark, name(stream), world.OF_OTHERS)
-    expire(stream.spark, name(stream))
-    with pytest.raises(Exception, match="unknown snapshot"):
-        zombie._pick(stream.spark, written)
-    assert numbers(stream.table()) == every(2)
-    assert numbers(stream.add(1).run(stream.rows()).table()) == every(3)
-
-
 def zombie_app(stream: Stream) -> str:
     from spark_purgatory.spark.sink.table.table_place import app_id_of
 
@@ -236,14 +221,6 @@ def test_a_table_that_lost_the_last_drain_is_refused_by_name(stream: Stream, wha
         stream.add(1).run(stream.rows())
 
 
-def test_a_rollback_to_a_later_snapshot_is_no_loss(stream: Stream) -> None:
-    stream.add(1).run(stream.rows())
-    last = snapshots(stream)[-1]["snapshot_id"]
-    append(stream.spark, name(stream), world.OF_OTHERS)
-    stream.spark.sql(f"CALL db.system.rollback_to_snapshot('{name(stream).partition('.')[2]}', {last})")
-    assert numbers(stream.add(1).run(stream.rows()).table()) == every(2)
-
-
 def test_a_copy_of_the_checkpoint_goes_on_with_the_table_rolled_back_to_the_snapshot_of_that_hour(
     stream: Stream,
 ) -> None:
@@ -281,26 +258,6 @@ def rename(stream: Stream, *changes: tuple[str, str]) -> None:
 
 
 SWAP = ("n", "t"), ("part", "n"), ("t", "part")
-
-
-def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it_is_renamed_back(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream.sink = RecordAccumulator(table=name(stream), format="iceberg")
-    waiting(stream, monkeypatch)
-    rename(stream, ("n", "m"))
-    with pytest.raises(PurgatoryError, match="lacks n, which it had when rows were staged"):
-        stream.run(stream.rows())
-    rename(stream, ("m", "n"), *SWAP)
-    with pytest.raises(PurgatoryError, match="in another order than when rows were staged"):
-        stream.run(stream.rows())
-    rename(stream, *SWAP)
-    start(stream, stream.sink)
-    stream.sink.close()
-    assert numbers(stream.table()) == every(2)
-    rename(stream, ("n", "m"))
-    stream.add(1).run(stream.rows().withColumnRenamed("n", "m"))
-    assert numbers(stream.table().withColumnRenamed("m", "n")) == every(3)
 
 
 def test_rows_that_wait_go_to_the_columns_of_their_names_in_the_order_that_the_owner_names(

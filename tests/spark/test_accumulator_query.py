@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -55,29 +54,6 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     assert stream.numbers() == every(2), "what is there is not brought again"
     drains = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines() if " drain " in line]
     assert re.fullmatch(r"drain 1 began: 20 rows\ndrain 1 ended after .*: 20 rows in \d files?", "\n".join(drains))
-
-
-def await_return(call: Callable[[], object], seconds: float = 600) -> None:
-    """Wait until a call returns; one that does not fails the test, and does not hold it up for ever."""
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "it does not return"
-
-
-@pytest.mark.long
-def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> None:
-    """Though a heartbeat makes a micro-batch at every trigger."""
-    sink = accumulator(stream, **HOUR)
-    query = start(stream, sink)
-    for files in (3, 2):
-        stream.add(files)
-        await_return(query.processAllAvailable)
-        assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(stream.files)
-    assert not sink.table_exists(stream.spark)
-    query.stop(drain=True)
-    assert stream.numbers() == every(5)
-    query.processAllAvailable()
 
 
 def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

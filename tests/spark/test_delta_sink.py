@@ -18,7 +18,6 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_queries import HOUR, staged_for
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -135,32 +134,6 @@ def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> No
         [last] = re.findall(lost, str(raised.value))[:1]
         stream.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {last}")
         assert stream.run(stream.rows()).numbers() == every(stream.files), "the remedy that the error names"
-
-
-@pytest.mark.long
-def test_a_clone_over_the_table_takes_back_what_was_delivered(spark: SparkSession, tmp_path: Path) -> None:
-    """It keeps the table's id, too, and may have its columns under other names."""
-    columns = "n", "part", "concat('A', n) AS a", "concat('B', n) AS b"
-    for name in ("", "cloned"):
-        stream = Stream(spark, tmp_path / (name or "by_path"))
-        table = name or f"delta.`{stream.folder / 'table'}`"
-        place = {"table": name} if name else {"path": str(stream.folder / "table")}
-        stream.sink = RecordAccumulator(**place)
-        stream.add(1).run(stream.rows().selectExpr(*columns))
-        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
-        spark.sql(f"CREATE TABLE backup SHALLOW CLONE {table}")
-        staged_for(stream, RecordAccumulator(**place, **HOUR), stream.add(1).rows().selectExpr(*columns))
-        for old, new in (("a", "t"), ("b", "a"), ("t", "b")):
-            spark.sql(f"ALTER TABLE backup RENAME COLUMN {old} TO {new}")
-        spark.sql(f"DELETE FROM {table}")
-        spark.sql(f"CREATE OR REPLACE TABLE {table} SHALLOW CLONE backup")
-        with pytest.raises(PySparkException, match=r"TableLostError: table .* was replaced in version 3"):
-            stream.run(stream.rows().selectExpr(*columns))
-        spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
-        assert stream.run(stream.rows().selectExpr(*columns)).numbers() == every(2), "the remedy that the error names"
-        assert stream.table().where("a = concat('A', n) AND b = concat('B', n)").count() == 20
-        spark.sql("DROP TABLE backup")
-    spark.sql("DROP TABLE cloned")
 
 
 @pytest.mark.parametrize("name", ["", *now_and_then("texts")])

@@ -15,19 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.group_ops import PandasGroupedOpsMixin
 
 from spark_purgatory import STATE_STORE_SETTINGS, check_checkpoint, export_state, move_checkpoint, pending
-from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
 from spark_purgatory.spark.move import move
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
-from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import multiset
 from tests.support.lanes import BLOB, LOG, Lane, batches_of, compare_lanes, contents, with_host
 from tests.support.law_streams import COLUMNS, law_stream, with_file_columns
-from tests.support.law_worlds import draw
-from tests.support.oracle import KINDS
-from tests.support.splits import Batch, splits
 from tests.support.streams import Landing
 
 EVIDENCE: Mapping[str, Any] = {"evidence": "all"}
@@ -309,46 +304,3 @@ def test_a_lane_that_is_moved_has_the_table_of_the_lane_that_stays(
     stops: list[Any],
 ) -> None:
     compare_lanes(spark, tmp_path, seed, sink, options, stops, source)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("several", "scope"), [(False, None), (True, "region")])
-def test_control_events_and_rules_by_row_travel(
-    spark: SparkSession, tmp_path: Path, several: bool, scope: str | None
-) -> None:
-    rng, world, _ = draw(11, "mixed", several, kinds=KINDS, worlds=12, extremes=False)
-    made = controlled(several, scope, "all" if scope or not several else "none")
-    names = [field.name for field in (OUTCOME_FIELDS if made.orphans == "none" else (*OUTCOME_FIELDS, *ORPHAN_FIELDS))]
-    lanes = [
-        Lane(
-            spark,
-            tmp_path / name,
-            law_stream(2),
-            "parquet",
-            tmp_path / name / "checkpoint",
-            options={"emit": "final"},
-            columns=("row", "id", *names),
-            controlled=made,
-        )
-        for name in ("stays", "moves")
-    ]
-    regions = {key: rng.choice(("north", "south")) for key in "abcdefghijklmnopqrstuvwxyz0123456789"}
-    stops = iter([(BLOB, 7), (LOG, 2), (BLOB, 4)])
-    batches = [*splits(rng, *world, 7), Batch([CLOSING], [{"key": "closing-other", "time": CLOSING_US}], 0)]
-    for number, batch in enumerate(batches):
-        for lane in lanes:
-            with_host(spark, lane.host)
-            sides = (batch.operations, batch.events)
-            # What belongs to one world is in one region.
-            lane.landing.add(*([as_file_row(row, regions[_world(row)[0]]) for row in side] for side in sides))
-            lane.run()
-        if number % 2 == 0 and (stop := next(stops, None)):
-            lanes[1].move(*stop)
-    with_host(spark, BLOB)
-    assert lanes[0].table() == lanes[1].table()
-    assert lanes[0].table().total() > 40
-
-
-def _world(row: Mapping[str, Any]) -> str:
-    named = [row.get("id"), row.get("key"), row.get("operation_id"), *(row.get("keys") or [])]
-    return next((str(name) for name in named if name), "z")

@@ -17,8 +17,8 @@ SIDES = ("operations", "events")
 class DeltaLanding(Landing):
     """Two Delta tables; a micro-batch is one commit of one file a side."""
 
-    def __init__(self, folder: Path, spark: SparkSession, wide: bool = False) -> None:
-        super().__init__(folder, wide=wide)
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        super().__init__(folder)
         self._spark = spark
 
     def land(self, side: str, rows: Rows, schema: pa.Schema) -> None:

@@ -42,18 +42,15 @@ class Lane:
     shards: int | None = 3
     moves: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
-    controlled: Purgatory | None = None
-    """In place of the drawn one: the files have columns of control events and rules by row."""
     columns: tuple[str, ...] = COLUMNS
     source: str = "files"
     """Or "delta", or the address of a Kafka broker."""
 
     def __post_init__(self) -> None:
-        wide = self.controlled is not None
         if self.source == "files":
-            self.landing = Landing(self.folder, wide=wide)
+            self.landing = Landing(self.folder)
         elif self.source == "delta":
-            self.landing = DeltaLanding(self.folder, self.spark, wide)
+            self.landing = DeltaLanding(self.folder, self.spark)
         else:
             self.landing = KafkaLanding(self.folder, self.source)
 
@@ -72,8 +69,7 @@ class Lane:
 
     def purgatory(self) -> Purgatory:
         """As it is configured now."""
-        whole = self.drawn.purgatory(self.host) if self.controlled is None else self.controlled
-        return replace(whole, **{"host": self.host, "shards": self.shards, **self.options})
+        return replace(self.drawn.purgatory(self.host), **{"host": self.host, "shards": self.shards, **self.options})
 
     def run(self) -> None:
         """Run the query over what has landed."""
