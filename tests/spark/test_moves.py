@@ -119,13 +119,20 @@ def test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repe
             stream.run()
         stream.sink = "accumulator"
     crashes_at(monkeypatch, None)
-    move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=str(target))
+    last = stream.folder / "moved_again"
+    for to in (target, last):  # Again, because the query of the first one has not run.
+        move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=str(to))
+    with pytest.raises(ConfigError, match=r"was moved to '.*moved_again', whose query has its rows now"):
+        stream.run()
+    stream.checkpoint = last
     for batch in others:
         stream.add(batch)
         stream.run()
     assert stream.table() == stream.expected()
+    with pytest.raises(ConfigError, match=r"was moved to '.*moved_again', whose query has run since"):
+        move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=str(stream.folder / "third"))
     stream.checkpoint, stream.shards = old, 3
-    with pytest.raises(ConfigError, match=r"was moved to '.*moved', whose query has its rows now"):
+    with pytest.raises(ConfigError, match=r"was moved to '.*moved_again', whose query has its rows now"):
         stream.run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
+from spark_purgatory.spark.storage.checkpoint_files import MOVED, UNFINISHED
 
 
 class LocalFiles:
@@ -21,8 +22,8 @@ class LocalFiles:
     def exists(self, path: str) -> bool:
         return Path(path).exists()
 
-    def names(self, folder: str) -> list[str]:
-        return sorted(each.name for each in Path(folder).glob("*"))
+    def names(self, folder: str, folders_only: bool = False) -> list[str]:
+        return sorted(each.name for each in Path(folder).glob("*") if each.is_dir() or not folders_only)
 
     def read(self, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
@@ -54,6 +55,26 @@ def test_a_query_that_goes_on_during_a_move_is_seen(checkpoint: Path) -> None:
         with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
             old.check_rests(FILES)
         written.unlink()
+
+
+@pytest.mark.parametrize("written", ["commits/2", "offsets/3", "staging/log/generation=0/epoch=0/intent=0-uuid"])
+def test_a_checkpoint_is_not_moved_again_once_a_query_has_run_where_it_was_moved_to(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, written: str
+) -> None:
+    """The second one stopped as a foreign writer, and the first one was forgotten."""
+    new, newer = (tmp_path_factory.mktemp(name) for name in ("new", "newer"))
+    for folder in (new, newer):
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+    (checkpoint / MOVED).write_text(str(new))
+    (new / MOVED).write_text(str(newer))
+    old = OldCheckpoint.read(FILES, str(checkpoint))
+    assert old.check_alone(FILES) == [str(new), str(newer)]
+    (newer / written).parent.mkdir(parents=True, exist_ok=True)
+    (newer / written).write_text((checkpoint / "commits" / "0").read_text())
+    with pytest.raises(ConfigError, match=f"was moved to '{newer}', whose query has run since .* Start with that one"):
+        old.check_alone(FILES)
+    shutil.rmtree(newer)
+    assert old.check_alone(FILES) == [str(new)]
 
 
 @pytest.mark.parametrize("damaged", ["metadata", "commits/1", "offsets/1", "offsets/0"])

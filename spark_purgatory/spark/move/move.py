@@ -244,6 +244,7 @@ def move_checkpoint(
     query = queries_of(outcomes, needed=True)[0]
     with reaching("source", source):
         old = OldCheckpoint.read(files, source)
+        old.check_alone(files)
     with reaching("target", target):
         check_target(spark, files, source, target)
     old.check_can_move(spark)
@@ -340,8 +341,10 @@ def assemble_checkpoint(files: Files, old: OldCheckpoint, made: str, target: str
         files.write(f"{target}/offsets/{number}", _with_conf(old.offsets[number], conf))
     reached("offsets written")
     old.check_rests(files)
+    earlier = old.check_alone(files)
     files.write(f"{target}/metadata", files.read(f"{old.path}/metadata"))
-    files.write(f"{old.path}/{MOVED}", target)
+    for path in (*earlier[-1:], old.path):  # The target of an earlier move has not run, and now must not.
+        files.write(f"{path}/{MOVED}", target)
 
 
 def _place(files: Files, made: str, target: str, version: int) -> None:

@@ -16,7 +16,7 @@ from spark_purgatory.spark.checkpoint.shard_states import in_format
 from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_place import check_outside, claimed_by
-from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED, body_of, check_files
+from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED, body_of, check_files
 from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, without_reach
 
 
@@ -139,6 +139,26 @@ class OldCheckpoint:
         if now != [self.batch_id, max(self.offsets)]:
             raise ConfigError(f"the query of source={self.path!r} is still running: stop it, then run the move again")
 
+    def check_alone(self, files: Files) -> list[str]:
+        """Return the checkpoints that it was moved to, one after the other. ConfigError if a query has run there."""
+        found = [self.path]
+        while files.exists(moved := f"{found[-1]}/{MOVED}"):
+            later = files.read(moved)
+            if later in found or not files.exists(f"{later}/metadata"):
+                break
+            found.append(later)
+            if self._has_begun(files, later):
+                raise ConfigError(
+                    f"source={self.path!r} was moved to {later!r}, whose query has run since and has its rows: a "
+                    "second move would bring them again. Nothing was written. Start with that one, or give it as source"
+                )
+        return found[1:]
+
+    def _has_begun(self, files: Files, later: str) -> bool:
+        commits, begun = (max(batches_in(files, f"{later}/{name}"), default=-1) for name in ("commits", "offsets"))
+        entries, ours = (set(entries_in(files, f"{path}/staging/log")) for path in (later, self.path))
+        return commits > self.batch_id or begun > max(self.offsets) or not entries <= ours
+
     def check_can_move(self, spark: SparkSession) -> None:
         """Raise ConfigError if it cannot be moved, and StorageError if it is damaged, with the remedy."""
         check_files(spark, self.path, "source", "written")
@@ -161,6 +181,16 @@ class OldCheckpoint:
 
 def batches_in(files: Files, folder: str) -> list[int]:
     return sorted(int(name) for name in files.names(folder) if name.isdigit())
+
+
+def entries_in(files: Files, folder: str) -> Iterator[str]:
+    """Yield the files below a folder, but for hidden ones."""
+    folders = files.names(folder, folders_only=True)
+    for name in files.names(folder):
+        if name in folders:
+            yield from (f"{name}/{path}" for path in entries_in(files, f"{folder}/{name}"))
+        elif not name.startswith((".", "_")):
+            yield name
 
 
 def conf_of(offsets: str) -> dict[str, str]:

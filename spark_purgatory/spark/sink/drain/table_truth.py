@@ -230,7 +230,7 @@ def _foreign(names: Names, drains: Mapping[int, DrainCommit], last: int, history
         f"table {names.table} holds transaction {max(drains)} of app id {names.app_id!r}, which this run did not make "
         f"(its last drain is {last}). Another run of the query, or someone with its app id, writes to the table, or "
         f"the entry intent={max(drains)} was removed from {names.folder}/log. This run removed nothing, and staged "
-        "rows wait. If the entry was removed, bring it back from a copy. If this checkpoint was moved "
-        "(spark-purgatory move), use the new one; if it is the new one, and the old one has written since, move the "
-        f"old one again. {copy}Otherwise stop the other writer, and {START_OVER}"
+        "rows wait. If the entry was removed, bring it back from a copy. If this checkpoint was moved or copied, use "
+        "the one that has written since; if it is the new one of a move (spark-purgatory move), and the old one has "
+        f"written since, move the old one again. {copy}Otherwise stop the other writer, and {START_OVER}"
     )
