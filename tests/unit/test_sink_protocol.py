@@ -505,10 +505,15 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
     sender = WorldSender(world)
     for batch_id in range(3):
         sender.take(batch_id)
-    world.folders.pop(next(path for path in world.folders if "batch=00000000000000000001" in path))
-    with pytest.raises(StagingError, match="at micro-batch 3, but /staging has micro-batches only up to 0"):
+    path = next(path for path in world.folders if "batch=00000000000000000001" in path)
+    kept, lost = dict(world.folders), f"the files of /staging/{path} are missing, with the 3 rows that were staged in"
+    del world.folders[path]
+    with pytest.raises(StagingError, match=f"at micro-batch 3, but {lost} micro-batch 1.* Bring the folder back"):
         run(world)
     assert world.in_table() == Counter()
+    world.folders = kept
+    run(world)
+    assert world.in_table() == world.every()
 
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:

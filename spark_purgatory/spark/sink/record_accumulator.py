@@ -345,6 +345,7 @@ def _looked_at(
         before = target.state(spark, None).history
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
+        ledger.names = Names(checkpoint, place.uri, str(target), app_id)
         found, known = None, committed
         try:
             pieces = pieces_below(spark, place.uri, ledger, committed)
@@ -362,23 +363,22 @@ def _looked_at(
                     f"query: name {theirs}"
                 )
             if version == NO_VERSION:
-                _check_kept(spark, target, ledger, app_id, checkpoint)
+                _check_kept(spark, target, ledger)
             if found is not None:
                 raise found
             if known < committed:
-                raise missing(checkpoint, place.uri, known, committed)
+                raise missing(ledger, known, committed)
             if version != NO_VERSION:
                 _check_newest(spark, target, ledger, app_id, version)
             return ledger, _waiting(spark, target, ledger, app_id, version), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
-def _check_kept(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, checkpoint: str) -> None:
+def _check_kept(spark: SparkSession, target: Target, ledger: Ledger) -> None:
     """Raise TableLostError if the query has made drains to a table that is not there."""
     drains = ledger.next_drain - (not ledger.is_done)
     if drains and target.table:
-        check_name(spark, target.table, drains, app_id)
-    ledger.names = Names(checkpoint, table=str(target), app_id=app_id)
+        check_name(spark, target.table, drains, ledger.names.app_id)
     TableTruth().compare(ledger, target.state(spark, None))
 
 

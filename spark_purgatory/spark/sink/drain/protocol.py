@@ -20,7 +20,7 @@ from spark_purgatory.errors import (
     StorageError,
 )
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch, batch_of
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
     if ledger.fault is not None:
         return do.Stop(ledger.fault)
     if ledger.first_missing is not None:
-        return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, ledger.first_missing, work.before))
+        return do.Stop(missing(ledger, ledger.first_missing, work.before))
     if not ledger.is_compared:
         return do.Look()
     if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
@@ -85,7 +85,7 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
     expected = ledger.last_batch + 1
     if work.batch_id > expected:
-        return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, expected, work.batch_id))
+        return do.Stop(missing(ledger, expected, work.batch_id))
     if work.batch_id < expected:
         return do.Skip()
     rows = policy.sizes.rows_for("", policy.batch_bytes // PIECES_PER_FILE)
@@ -152,12 +152,19 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     return None
 
 
-def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
+def missing(ledger: Ledger, first: int, batch_id: int) -> StagingError:
     """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
+    names = ledger.names
+    lost = next((path for path in ledger.records if batch_of(path) == first and ledger.records[path].rows), None)
+    if lost is None:
+        what = f"{names.folder} has micro-batches only up to {first - 1} (-1: none): the folder was removed, another "
+        what += "sink made the checkpoint, or Spark's repartition left out a micro-batch that failed"
+    else:
+        what = f"the files of {names.folder}/{lost} are missing, with the {ledger.records[lost].rows:,} rows that were "
+        what += f"staged in micro-batch {first}"
     return StagingError(
-        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has micro-batches only up to {first - 1} "
-        "(-1: none): the folder was removed, another sink made the checkpoint, or Spark's repartition left out a "
-        f"micro-batch that failed. Nothing was written. Bring the folder back, or {START_OVER}"
+        f"checkpoint {names.checkpoint} is at micro-batch {batch_id}, but {what}. Nothing was written. Bring the "
+        f"folder back, or {START_OVER}"
     )
 
 
