@@ -14,7 +14,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, sentence_of
+from spark_purgatory.errors import (
+    START_OVER,
+    ConfigError,
+    SchemaMismatchError,
+    StorageError,
+    TableLostError,
+    sentence_of,
+)
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
@@ -64,12 +71,18 @@ def checked(
             is_checkpoint(spark, checkpoint)  # It refuses an unfinished move, whose metadata name no query.
             check_files(spark, checkpoint)
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))
+        waiting = StagedColumns.of(ledger.schema) if ledger.schema is not None and ledger.may_wait else None
         if facts is None:
             partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
             _check_new_columns(spark, target, schema, partition_by)
             _check_new(spark, target, folder, ledger, app_id_of(spark, checkpoint) if has_begun else None)
+            if waiting is not None and waiting.version != NO_VERSION and ledger.intent is None and target.table:
+                raise TableLostError(
+                    f"table {target} is gone, and was there when rows were staged for it. Nothing was started, and the "
+                    "rows wait. If it was renamed, start with its new name. Otherwise bring the earlier table back "
+                    f"from a copy and start again, or {START_OVER}"
+                )
         else:
-            waiting = StagedColumns.of(ledger.schema) if ledger.schema is not None and ledger.may_wait else None
             there, names_version, special = target.check_start(spark, facts, schema, waiting)
             partition_by = _of_table(spark, options, schema, target, facts=facts, special=special)
             target.check_columns(spark, there, schema)
