@@ -24,7 +24,7 @@ from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.table_place import CLAIM
-from spark_purgatory.spark.storage.checkpoint_files import Damage, body_of, faults_of, logs_of, needed
+from spark_purgatory.spark.storage.checkpoint_files import Damage, body_of, faults_of, logs_of, lost_folders, needed
 from spark_purgatory.terminal import at_work, say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
@@ -215,7 +215,8 @@ def _faults(folder: Path) -> list[Damage]:
     names = "commits", "offsets", "sources"
     logs = logs_of(file.as_posix() for name in names for file in (folder / name).rglob("*"))
     paths = "metadata", *needed(logs)
-    return list(faults_of({path: (folder / path).read_text("utf-8", "replace") for path in paths}, logs))
+    texts = {path: (folder / path).read_text("utf-8", "replace") for path in paths}
+    return [*faults_of(texts, logs), *lost_folders(texts, logs, {each.name for each in folder.iterdir()})]
 
 
 def _batch(file: Path) -> MicroBatch:

@@ -70,6 +70,20 @@ def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, caps
     assert "run spark-purgatory status --spark" in capsys.readouterr().err
 
 
+def test_a_folder_that_was_removed_is_named_with_the_remedy(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(6):
+        (checkpoint / "commits" / str(number)).write_text(f'v2\n{{"stateUniqueIds":{{"0":[["{number}"]]}}}}')
+    for folder, said in (("state", "state is missing, but commits/5 names"), ("commits", "commits has no micro-batch")):
+        assert show_status(str(checkpoint), terminal()) == 2
+        assert f"{said}" in (told := " ".join(capsys.readouterr().err.split())) and "from a copy" in told
+        (checkpoint / "state").mkdir(exist_ok=True)
+        if folder == "state":
+            assert show_status(str(checkpoint), terminal()) == 0
+            shutil.rmtree(checkpoint / "commits")
+
+
 def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_remedy(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -160,6 +160,15 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
         yield from lost_entries(*offsets[-1], logs)
 
 
+def lost_folders(texts: Mapping[str, str], logs: Logs, there: Collection[str]) -> Iterator[Damage]:
+    """Yield the folders that the texts of `needed` files show to be missing, from those that are there."""
+    begun, commit = (max(logs.get(name, ()), default=-1) for name in ("offsets", "commits"))
+    if commit < 0 < begun:
+        yield Damage("commits", f"has no micro-batch, but offsets/{begun} was begun after others")
+    if "state" not in there and f'"{STATE_IDS}":{{"' in texts.get(f"commits/{commit}", ""):
+        yield Damage("state", f"is missing, but commits/{commit} names its files")
+
+
 def _is_whole(path: str, text: str) -> bool:
     kind, lines = path.partition("/")[0], text.splitlines()
     if kind != "metadata" and not (lines and re.fullmatch(r"v\d+", lines.pop(0))):
@@ -214,10 +223,20 @@ def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
+        if _is_empty(spark, f"{literal(checkpoint.rstrip('/'))}/commits"):
+            return []  # Its query is starting: Spark has not written ``metadata`` yet.
         raise NoCheckpointError(
             f"checkpoint={checkpoint!r} is not a checkpoint of a streaming query: name the checkpointLocation of the "
             "query that writes the purgatory's outcomes"
         ) from error
+
+
+def _is_empty(spark: SparkSession, folder: str) -> bool:
+    """Return True if a folder is there, and has no files."""
+    try:
+        return not spark.read.text([folder] * 2).inputFiles()
+    except AnalysisException:
+        return False
 
 
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
