@@ -149,13 +149,6 @@ def a_row_too_large(scene: Scene) -> str:
     return "is larger than the whole buffer_memory"
 
 
-def a_partition_value_too_long(scene: Scene) -> str:
-    rows = scene.rows
-    scene.rows = lambda: rows().selectExpr("* EXCEPT (p)", "repeat(p, 100) AS p")  # type: ignore[method-assign]
-    scene.run()
-    return "a value of partition column 1"
-
-
 def a_staged_row_that_was_changed(scene: Scene) -> str:
     scene.stage()
     file = scene.staged()[0]
@@ -188,7 +181,6 @@ SCENES: list[Callable[[Scene], str]] = [
     a_check,
     a_partition_folder_that_cannot_be_made,
     a_row_too_large,
-    a_partition_value_too_long,
     a_staged_row_that_was_changed,
     a_log_entry_that_is_damaged,
     a_column_of_another_type,

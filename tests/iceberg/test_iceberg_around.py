@@ -15,7 +15,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.doctor.session import session_findings, table_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
@@ -75,17 +74,6 @@ def test_a_query_goes_on_with_a_table_that_was_renamed(stream: Stream) -> None:
     stream.spark.sql(f"ALTER TABLE {name(stream)} RENAME TO {new.partition('.')[2]}")
     stream.sink = RecordAccumulator(table=new, format="iceberg", partition_by=["part"])
     assert numbers(stream.add(1).run(stream.rows()).table()) == every(2)
-
-
-@pytest.mark.parametrize("stream", ["files", "db"], indirect=True)
-def test_doctor_finds_that_table_and_checkpoint_fit(stream: Stream) -> None:
-    stream.add(1).run(stream.rows())
-    findings = [*session_findings(stream.spark)]
-    findings += table_findings(stream.spark, {"table": name(stream)}, str(stream.checkpoint))
-    assert [(each.what, each.found) for each in findings if each.remedy] == []
-    said = {each.what: each.found for each in findings}
-    assert said["table"].startswith(f"{name(stream)}: Iceberg, in ") and said["table"].endswith("partitioned by part")
-    assert said["table and checkpoint"] == "fit: 1 drain, the last complete"
 
 
 def test_metrics_count_what_a_drain_brings_beside_others(stream: Stream) -> None:

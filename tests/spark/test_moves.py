@@ -296,8 +296,6 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
 @pytest.mark.parametrize(
     ("seed", "source", "sink", "options", "stops"),
     [
-        pytest.param(3, "files", "delta", {"emit": "early"}, [(BLOB, 1), (BLOB, 6)], id="early, several keys"),
-        pytest.param(0, "files", "accumulator", {"orphans": "all"}, [(LOG, 4), (BLOB, 2)], id="orphans"),
         pytest.param(5, "delta", "accumulator", EVIDENCE, [(BLOB, 9), (LOG, 3)], id="evidence, several keys, of Delta"),
     ],
 )

@@ -14,7 +14,6 @@ from spark_purgatory import (
     Completions,
     Operations,
     Purgatory,
-    RecordAccumulator,
     criteria,
     gauges,
 )
@@ -126,23 +125,6 @@ def test_an_input_that_is_said_to_be_complete_until_a_time_holds_the_watermark_t
         given.resolve(*runs.frames(spark), complete_until={"completions": at(30)})
     with pytest.raises(ConfigError, match="give both the same"):
         settings_to_start(given.resolve(*runs.frames(spark), checkpoint="/other"), str(runs.checkpoint))
-
-
-@pytest.mark.long
-def test_runs_share_a_file_of_the_table_if_their_ends_leave_rows_staged(spark: SparkSession, tmp_path: Path) -> None:
-    runs, path = Hours(tmp_path), str(tmp_path / "table")
-    sink = RecordAccumulator(path=path, drain_at_end=False, linger="1 day", delivery_timeout="1 day")
-    for number, hour in enumerate(IN_TURN):
-        outcomes = purgatory().resolve(*runs.hour(hour).frames(spark), checkpoint=str(runs.checkpoint))
-        query = sink.write_stream(outcomes, checkpoint=str(runs.checkpoint), trigger={"availableNow": True})
-        query.awaitTermination()
-        if number == 2:
-            assert not sink.table_exists(spark)
-            assert [row["id"] for row in sink.read(spark, staged=True).collect()] == ["o0"]
-    sink.flush()
-    rows = sink.read(spark)
-    assert sorted(row["id"] for row in rows.collect()) == ["o0", "o2"]
-    assert len(rows.inputFiles()) == 1
 
 
 @pytest.mark.long

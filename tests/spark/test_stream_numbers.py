@@ -166,14 +166,6 @@ def test_number_types_are_decided_by_values_and_what_would_not_be_exact_is_refus
         of(T.LongType(), levels=T.MapType(T.StringType(), T.StringType()))
 
 
-def test_a_need_of_more_digits_than_values_can_have_is_refused(spark: SparkSession) -> None:
-    rows, heard = operations(spark, ["a"]), events(spark, "decimal(38,18)", {"a": []})
-    with pytest.raises(
-        ConfigError, match=r"needs 1E\+30, and completions.value \(decimal\(38,18\)\) has 18 decimal places"
-    ):
-        purgatory(criteria.level(D("1e30"))).resolve(rows, heard)
-
-
 # --- streams --------------------------------------------------------------------------------------
 
 
