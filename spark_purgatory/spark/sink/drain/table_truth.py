@@ -18,6 +18,7 @@ from spark_purgatory.spark.sink.table.history import (
     SAYS,
     DrainCommit,
     History,
+    TableFacts,
     TableState,
 )
 
@@ -59,7 +60,9 @@ class TableTruth:
         if version is None:
             return
         is_there = last_done in drains or history.is_back(version) or not history.is_whole_from(version)
-        if is_old or not is_there:
+        if facts is not None and is_old and not history.is_whole_since(version):
+            _check_accepted(ledger, facts, history, last_done)
+        elif is_old or not is_there:
             what = history.words.version
             why = f"its {what} {version} should be drain {last_done}, but it is at {what} {history.version}: it was "
             raise _lost(names, number, f"{why}replaced, is an old copy, or is another table", history)
@@ -123,6 +126,25 @@ class TableTruth:
             f"and put the table right. Then say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
             f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again"
         )
+
+
+def _check_accepted(ledger: Ledger, facts: TableFacts, history: History, last_done: int) -> None:
+    """Raise TableLostError for a last drain that left no trace, unless the owner has said that it is there."""
+    names, intent = ledger.names, ledger.intent
+    if intent is not None and facts.properties.get(SAYS + intent.uuid) == COMMITTED:
+        return
+    said = ""
+    if intent is not None and intent.number == last_done:
+        said = (
+            f"If all rows are there, say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
+            f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again. Otherwise bring"
+        )
+    raise errors.TableLostError(
+        f"table {names.table} does not show whether it has drain {last_done}: the drain's {history.words.version} "
+        f"{ledger.table_version} expired and the query's branch is missing, or it is another table. Nothing was "
+        f"written, and staged rows wait. Compare the table with what was delivered. {said or 'Bring'} the earlier "
+        f"table back from a copy and start again, or {START_OVER}"
+    )
 
 
 def check_kept(names: Names, version: int | None, history: History) -> None:
