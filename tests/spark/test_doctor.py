@@ -143,13 +143,15 @@ def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path)
 def test_jars_that_are_asked_for_come_beside_deltas_and_a_missing_one_is_no_damage(tmp_path: Path) -> None:
     """Delta's own package once replaced those of ``--conf``; a checkpoint whose jar is missing is not to be left."""
     asked = "spark.jars.packages=org.apache.commons:commons-csv:1.14.1"
-    code, found = doctor("--spark", "--conf", "spark.master=local[1]", "--conf", asked, "s3a://b/c")
+    command = [sys.executable, "-m", "spark_purgatory", "status", "s3a://b/c", "--spark"]
+    command += ["--conf", "spark.master=local[1]", "--conf", asked]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     log = max(Path(tempfile.gettempdir()).glob("spark_purgatory_*/spark.log"), key=os.path.getmtime)
     assert "found org.apache.commons#commons-csv;1.14.1" in log.read_text()
-    assert code == 1 and found["Delta"]["status"] == "ok"
-    assert "S3AFileSystem" in found["checkpoint"]["found"]
-    assert "jars (spark.jars.packages)" in found["checkpoint"]["remedy"]
-    assert "new checkpoint" not in found["checkpoint"]["remedy"]
+    shown = " ".join(ran.stdout.split())
+    assert ran.returncode == 1, ran.stderr
+    assert "S3AFileSystem not found -> give the session what its storage needs: jars (spark.jars.packages)" in shown
+    assert "new checkpoint" not in shown
 
 
 def test_another_version_of_a_package_is_found() -> None:
