@@ -129,7 +129,7 @@ plt.show()
 
 assert len(plain) == FILES * len(CITIES)
 assert len(accumulated) * 2 < len(plain)
-smaller = accumulated[accumulated["bytes"] < 0.8 * BATCH_SIZE]
+smaller = accumulated[accumulated["bytes"] < 0.6 * BATCH_SIZE]
 assert (smaller.groupby("city").size() <= 1).all()
 assert accumulated["bytes"].max() < 1.3 * BATCH_SIZE
 
