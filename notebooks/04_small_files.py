@@ -55,7 +55,7 @@ writer = (
 )
 writer.trigger(availableNow=True).start(f"{folder}/plain").awaitTermination()
 plain = data_files(spark, f"{folder}/plain", by="city")
-print(plain.groupby("city")["bytes"].agg(["count", "mean", "max"]))
+print(plain.groupby("city")["bytes"].agg(files="count", mean_bytes="mean", max_bytes="max"))
 
 # COMMAND ----------
 
@@ -75,7 +75,9 @@ query = accumulator.write_stream(
 )
 query.awaitTermination()
 accumulated = data_files(spark, f"{folder}/accumulated", by="city")
-print(accumulated.groupby("city")["bytes"].agg(["count", "mean", "max"]))
+print(
+    accumulated.groupby("city")["bytes"].agg(files="count", mean_bytes="mean", max_bytes="max")
+)
 
 # COMMAND ----------
 
