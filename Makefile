@@ -15,7 +15,7 @@ PLACES_STAMP := $(VENV)/.places-installed
 TRACES ?= tests/conformance/traces
 PYTEST_ARGS ?=
 MARKS ?= not slow and not long and not bench and not kafka
-# All tests: one process begins with Spark, one with the files without it. What PYTEST_ARGS names: in one process.
+# All tests: one process with Spark, one for the files without it. What PYTEST_ARGS names: in one process.
 WORKERS ?= $(if $(PYTEST_ARGS),,--numprocesses 2 --dist loadgroup --no-loadscope-reorder)
 BENCH_ARGS ?=
 SINK_ARGS ?=

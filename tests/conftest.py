@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ["no_proxy"] = "127.0.0.1,localhost"  # the servers that tests start
-WITH_SPARK = ("tests/spark/", "tests/house/test_readme.py::test_the_home_page")
-"""Where tests of `make test` are that take the session of the first worker."""
-AT_THE_END = ("tests/crash/", "tests/law/test_stream_law.py")
-"""And those that take one of the second worker, once it has nothing else to do."""
+WITH_SPARK = (
+    "tests/spark/",
+    "tests/crash/",
+    "tests/house/test_readme.py::test_the_home_page",
+    "tests/law/test_stream_law.py",
+)
+"""Where tests of `make test` are that take the session."""
 hypothesis.settings.register_profile("at any speed", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("at any speed")
 pytest.register_assert_rewrite("tests.support")
@@ -46,19 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that take the session, leave out tests of another host, and put those of the first worker first."""
+    """Mark tests that take the session, leave out tests of another host, and have workers begin with Spark, which takes
+    longest.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.spark)
     if config.getoption("host") not in (None, "applyInPandasWithState"):
         items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.nodeid.startswith(AT_THE_END) - item.nodeid.startswith(WITH_SPARK))
+        items.sort(key=lambda item: not item.nodeid.startswith(WITH_SPARK))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``--dist loadgroup``: one worker has most files with Spark; the other takes a file at a time, and the rest.
+    """``--dist loadgroup``: one worker has all files with Spark, in one JVM, and the other takes a file at a time.
 
     Not by marks: for them xdist 3.8 changes a field that pytest 9.2 no longer has.
     """
@@ -66,13 +71,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class TwoSessions(LoadFileScheduling):
+    class OneSession(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(AT_THE_END):
-                return "Spark at the end"
-            return "Spark" if nodeid.startswith(WITH_SPARK) else str(super()._split_scope(nodeid))
+            return "spark" if nodeid.startswith(WITH_SPARK) else str(super()._split_scope(nodeid))
 
-    return TwoSessions(config, log)
+    return OneSession(config, log)
 
 
 @pytest.fixture(scope="session")
