@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tests.conformance
 from tests.conformance.replay import REPLAYERS, replay
-from tests.conformance.traces import NotATrace, Trace, UnreadableTrace, find_files, pack, read_file
+from tests.conformance.traces import NotATrace, UnreadableTrace, find_files, pack, read_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,53 +42,34 @@ def run_pack(paths: Sequence[Path], parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-class Tally:
-    """What came of all traces so far."""
-
-    def __init__(self, batched: bool) -> None:
-        self.batched = batched
-        self.replayed: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
-        self.no_replayer: Counter[str] = Counter()
-        self.unknown: Counter[str] = Counter()
-        self.unreadable = 0
-
-    def add_file(self, file: Path) -> None:
-        """Replay the traces of a file and print the first mismatch of each."""
+def run_replay(paths: Sequence[Path], batched: bool) -> int:
+    """Replay every trace below ``paths``, printing the first mismatch of each; the line of counts comes last."""
+    replayed, passed, no_replayer, unknown = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    is_unreadable = False
+    for file in find_files(paths):
         try:
             for trace in read_file(file):
-                self.add(trace)
+                if trace.kind not in REPLAYERS:
+                    no_replayer[trace.kind] += 1
+                    continue
+                outcome = replay(trace, batched=batched)
+                replayed[trace.kind] += 1
+                passed[trace.kind] += outcome.mismatch is None
+                unknown.update({f"{trace.kind}: {what}": count for what, count in outcome.unknown.items()})
+                if outcome.mismatch:
+                    print(outcome.mismatch)
         except NotATrace as error:
             print(f"{error}, passed over")
         except UnreadableTrace as error:
-            self.unreadable += 1
+            is_unreadable = True
             print(error)
-
-    def add(self, trace: Trace) -> None:
-        """Replay one trace and print its first mismatch."""
-        if trace.kind not in REPLAYERS:
-            self.no_replayer[trace.kind] += 1
-            return
-        outcome = replay(trace, batched=self.batched)
-        self.replayed[trace.kind] += 1
-        self.passed[trace.kind] += outcome.mismatch is None
-        self.unknown.update({f"{trace.kind}: {what}": count for what, count in outcome.unknown.items()})
-        if outcome.mismatch:
-            print(outcome.mismatch)
-
-
-def run_replay(paths: Sequence[Path], batched: bool) -> int:
-    """Replay every trace below ``paths``; the line of counts comes last."""
-    tally = Tally(batched)
-    for file in find_files(paths):
-        tally.add_file(file)
-    for what, count in sorted(tally.unknown.items()):
+    for what, count in sorted(unknown.items()):
         print(f"{what}: not known to the replayer, passed over {count} times")
-    for kind, count in sorted(tally.no_replayer.items()):
+    for kind, count in sorted(no_replayer.items()):
         print(f"{kind}: no replayer yet, {count} traces not replayed")
-    counts = [f"{kind} {tally.passed[kind]}/{tally.replayed[kind]}" for kind in REPLAYERS if tally.replayed[kind]]
+    counts = [f"{kind} {passed[kind]}/{replayed[kind]}" for kind in REPLAYERS if replayed[kind]]
     print("conformance:", *(counts or ["nothing replayed"]))
-    if tally.unreadable or tally.passed != tally.replayed:
+    if is_unreadable or passed != replayed:
         return 1
     return 0 if counts else 2
 

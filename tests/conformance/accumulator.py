@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spark_purgatory.accumulator.policy import AccumulatorSettings
 from spark_purgatory.errors import PurgatoryError
 from tests.conformance.bufferpool import REFUSALS, error_name
-from tests.conformance.kafka_accumulator import AppendTicket, KafkaAccumulator, KafkaAppended
-from tests.conformance.kafka_batches import KafkaBatch
-from tests.conformance.kafka_incomplete import Flush
+from tests.conformance.kafka_accumulator import AppendTicket, Flush, KafkaAccumulator, KafkaAppended, KafkaBatch
 from tests.conformance.traces import Inputs, Step
 
 HEADER_BYTES = 61
@@ -59,9 +57,6 @@ class KafkaSizing:
         return HEADER_BYTES + RECORD_OVERHEAD_BOUND_BYTES + fields + varint_bytes(0)
 
 
-TraceBatch = KafkaBatch[int, KafkaRecord, None]
-
-
 class AccumulatorReplayer:
     """Drives an KafkaAccumulator as the trace's driver drove Kafka's: clock, metadata, and what Sender does."""
 
@@ -99,35 +94,21 @@ class AccumulatorReplayer:
             delivery_timeout_ms=config["delivery_timeout_ms"],
         )
         self.backoff_table_ms: list[int] = config["backoff_table_ms"]
-        self.policy: KafkaAccumulator[int, KafkaRecord, None] = KafkaAccumulator(
-            settings, config["buffer_memory"], KafkaSizing(), self.backoff_ms
-        )
+        self.policy = KafkaAccumulator(settings, config["buffer_memory"], KafkaSizing(), self.backoff_ms)
         self.n_partitions: int = config["partitions"]
         for partition in range(self.n_partitions):
-            self.policy.set_leader(partition, config["leaders"][partition], config["epochs"][partition])
-        self.batches: dict[int, TraceBatch] = {}
+            self.set_leader(partition, config["leaders"][partition], config["epochs"][partition])
+        self.batches: dict[int, KafkaBatch] = {}
         """By number, those in flight."""
-        self.flushes: list[Flush[int, KafkaRecord, None]] = []
+        self.flushes: list[Flush] = []
         self.flushed: set[int] = set()
-        self.blocked: dict[int | None, AppendTicket[int, KafkaRecord, None]] = {}
+        self.blocked: dict[int | None, AppendTicket] = {}
         """By wait id, the appends that wait."""
-        self.operations: dict[str, Callable[[Step], Step]] = {
-            "append": self.append,
-            "append_wait": self.append_wait,
-            "ready": self.ready,
-            "drain": self.drain,
-            "complete": self.complete,
-            "fail": self.fail,
-            "retry": self.retry,
-            "split": self.split,
-            "expire": self.expire,
-            "mute": self.mute,
-            "unmute": self.unmute,
-            "leader": self.leader,
-            "flush": self.flush,
-            "close": self.close,
-            "abort_incomplete": self.abort_incomplete,
-        }
+
+    def set_leader(self, partition: int, node: int | None, epoch: int | None) -> None:
+        """The metadata changed."""
+        queue = self.policy.queue(partition)
+        queue.leader, queue.leader_epoch = node, epoch
 
     def backoff_ms(self, retry: int) -> int:
         """Kafka's own floating point, from the trace; constant after its end."""
@@ -143,13 +124,52 @@ class AccumulatorReplayer:
         if step["op"] == "advance":
             self.now_ms = step["to"]
             return [{}]
-        operation = self.operations.get(step["op"])
-        answer = operation(step) if operation else {}
-        for partition in listed(step.get("muted")):
-            self.policy.mute(partition)
-        for partition in listed(step.get("unmuted")):
-            self.policy.unmute(partition)
+        answer = self.answer(step)
+        for name, is_muted in (("muted", True), ("unmuted", False)):
+            for partition in listed(step.get(name)):
+                self.policy.queue(partition).is_muted = is_muted
         return [{**answer, **self.ended(), **self.after()}]
+
+    def answer(self, step: Step) -> Step:
+        """What one step answers; nothing, where it is not known."""
+        policy, now_ms = self.policy, self.now_ms
+        match step["op"]:
+            case "append":
+                return self.append(step)
+            case "append_wait":
+                return self.append_wait(step)
+            case "ready":
+                check = policy.ready(now_ms)
+                nodes, unknown = list(check.nodes), check.has_unknown_leaders
+                return {"nodes": nodes, "next_ms": check.next_check_ms, "unknown_leader": unknown}
+            case "drain":
+                drained = policy.drain_nodes(step["nodes"], step["max_size"], now_ms)
+                self.batches |= {batch.number: batch for batches in drained.values() for batch in batches}
+                return {"batches": {str(node): [shown(each) for each in batches] for node, batches in drained.items()}}
+            case "complete":
+                return {"ret": policy.answered(self.batches.pop(step["b"]), None, now_ms)}
+            case "fail":
+                return {"ret": policy.answered(self.batches.pop(step["b"]), RuntimeError("refused"), now_ms)}
+            case "retry":
+                return {"outcome": policy.retried(self.batches.pop(step["b"]), now_ms)}
+            case "split":
+                return {"into": [shown(part) for part in policy.split(self.batches.pop(step["b"]), now_ms)]}
+            case "expire":
+                expiry = policy.expire(now_ms)
+                return {"expired": [shown(each) for each in expiry.batches], "next_expiry_ms": expiry.next_expiry_ms}
+            case "flush":
+                flush = policy.begin_flush()
+                self.flushes.append(flush)
+                return {"flush_id": len(self.flushes) - 1, "awaits": [batch.number for batch in flush.awaits]}
+            case "abort_incomplete":
+                return {"aborted": [batch.number for batch in policy.abort_incomplete(now_ms)]}
+            case "mute" | "unmute":
+                policy.queue(step["p"]).is_muted = step["op"] == "mute"
+            case "leader":
+                self.set_leader(step["p"], step["node"], step["epoch"])
+            case "close":
+                policy.close(now_ms)
+        return {}
 
     def finish(self) -> None:
         """Have the policy recompute what it keeps twice."""
@@ -165,9 +185,9 @@ class AccumulatorReplayer:
             "unallocated": pool.unallocated_bytes,
             "pooled": pool.pooled,
             "queued": pool.queued,
-            "incomplete": self.policy.has_incomplete,
-            "undrained": self.policy.has_undrained,
-            "flushing": self.policy.is_flushing,
+            "incomplete": bool(self.policy.incomplete),
+            "undrained": any(queue.batches for queue in self.policy.queues),
+            "flushing": bool(self.policy.flushes),
         }
 
     def ended(self) -> Step:
@@ -177,16 +197,14 @@ class AccumulatorReplayer:
             if ticket.is_done:
                 del self.blocked[wait_id]
                 unblocked = {"wait_id": wait_id, **append_result(ticket.appended, ticket.error)}
-        flushed = {number for number, flush in enumerate(self.flushes) if flush.is_done}
+        flushed = {number for number, flush in enumerate(self.flushes) if not flush.missing}
         new, self.flushed = flushed - self.flushed, flushed
         return {"unblocked": unblocked, "flushed": sorted(new)}
-
-    # --- the operations ----------------------------------------------------------------------------------------------
 
     def append(self, step: Step) -> Step:
         """An append that is given up if there is no memory at once."""
         try:
-            appended = self.policy.append(step["p"], record_of(step), self.now_ms)
+            appended = self.policy.append_at_once(step["p"], record_of(step), self.now_ms)
         except REFUSALS as error:
             return append_result(None, error)
         return append_result(appended, None)
@@ -199,73 +217,6 @@ class AccumulatorReplayer:
             ticket = AppendTicket(step["p"], record_of(step), error=error)
         self.blocked[step.get("wait_id")] = ticket
         return {"blocked": not ticket.is_done}
-
-    def ready(self, step: Step) -> Step:
-        """Which nodes can be drained, and when to look again."""
-        check = self.policy.ready(self.now_ms)
-        return {
-            "nodes": list(check.nodes),
-            "next_ms": check.next_check_ms,
-            "unknown_leader": bool(check.unknown_leaders),
-        }
-
-    def drain(self, step: Step) -> Step:
-        """Batches of the nodes asked for; they are in flight then."""
-        drained = self.policy.drain_nodes(step["nodes"], step["max_size"], self.now_ms)
-        self.batches |= {batch.number: batch for batches in drained.values() for batch in batches}
-        return {"batches": {str(node): [shown(batch) for batch in batches] for node, batches in drained.items()}}
-
-    def complete(self, step: Step) -> Step:
-        """The node has it."""
-        return {"ret": self.policy.complete(self.batches.pop(step["b"]), None, self.now_ms)}
-
-    def fail(self, step: Step) -> Step:
-        """The node will never have it."""
-        return {"ret": self.policy.fail(self.batches.pop(step["b"]), RuntimeError("refused"), self.now_ms)}
-
-    def retry(self, step: Step) -> Step:
-        """The node did not take it this time."""
-        outcome = self.policy.retried(self.batches.pop(step["b"]), self.now_ms)
-        return {"outcome": outcome.name.lower()}
-
-    def split(self, step: Step) -> Step:
-        """It was too large for the node."""
-        return {"into": [shown(part) for part in self.policy.split(self.batches.pop(step["b"]), self.now_ms)]}
-
-    def expire(self, step: Step) -> Step:
-        """Fail what has been queued too long."""
-        expiry = self.policy.expire(self.now_ms)
-        return {"expired": [shown(batch) for batch in expiry.batches], "next_expiry_ms": expiry.next_expiry_ms}
-
-    def mute(self, step: Step) -> Step:
-        """Drain nothing from a partition."""
-        self.policy.mute(step["p"])
-        return {}
-
-    def unmute(self, step: Step) -> Step:
-        """Drain from it again."""
-        self.policy.unmute(step["p"])
-        return {}
-
-    def leader(self, step: Step) -> Step:
-        """The metadata changed."""
-        self.policy.set_leader(step["p"], step["node"], step["epoch"])
-        return {}
-
-    def flush(self, step: Step) -> Step:
-        """Send everything at once and wait for what is incomplete now."""
-        flush = self.policy.begin_flush()
-        self.flushes.append(flush)
-        return {"flush_id": len(self.flushes) - 1, "awaits": [batch.number for batch in flush.awaits]}
-
-    def close(self, step: Step) -> Step:
-        """Take nothing more."""
-        self.policy.close(self.now_ms)
-        return {}
-
-    def abort_incomplete(self, step: Step) -> Step:
-        """End everything that has not ended."""
-        return {"aborted": [batch.number for batch in self.policy.abort_incomplete(self.now_ms)]}
 
 
 def listed(value: Any) -> list[int]:
@@ -280,20 +231,15 @@ def record_of(step: Step) -> KafkaRecord:
     return KafkaRecord(step["ts"], step["key_size"], step["value_size"])
 
 
-def append_result(appended: KafkaAppended[int, KafkaRecord, None] | None, error: PurgatoryError | None) -> Step:
+def append_result(appended: KafkaAppended | None, error: PurgatoryError | None) -> Step:
     """RecordAppendResult and the batch, or the error."""
     if appended is None:
         return {"err": error_name(error), "full": None, "new": None, "bytes": None, "b": None}
-    return {
-        "err": None,
-        "full": appended.is_full,
-        "new": appended.is_new_batch,
-        "bytes": appended.appended_bytes,
-        "b": appended.batch.number,
-    }
+    number, is_new, is_full, size = appended
+    return {"err": None, "full": is_full, "new": is_new, "bytes": size, "b": number}
 
 
-def shown(batch: TraceBatch) -> Step:
+def shown(batch: KafkaBatch) -> Step:
     """A batch as traces show it."""
     return {
         "b": batch.number,

@@ -7,14 +7,14 @@ code, so that the traces replay that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from itertools import takewhile
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from spark_purgatory.accumulator.policy import (
+    TRANSITIONS,
     AccumulatorPolicy,
     AccumulatorSettings,
     Appended,
@@ -23,23 +23,130 @@ from spark_purgatory.accumulator.policy import (
     PartitionQueue,
     PartitionQueues,
     ProducerBatch,
+    RecordFuture,
 )
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import BatchStateError, BugError, PurgatoryError
-from tests.conformance.kafka_batches import QUEUED, KafkaBatch, KafkaEvent, KafkaQueue, KafkaState, split_batch
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, AllocationTicket, BufferPool
-from tests.conformance.kafka_incomplete import Flush, IncompleteBatches
-from tests.conformance.kafka_ready import ReadyCheck, check_ready
 
-P = TypeVar("P", bound=Hashable)
-R = TypeVar("R")
-V = TypeVar("V")
+# --- batches and queues ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class KafkaAppended(Appended[P, R, V]):
+class KafkaState(Enum):
+    """States that a batch of the product does not have."""
+
+    ABANDONED = "aborted in flight, its result and its memory are outstanding"
+    ABORTED = "aborted, nothing is awaited"
+    SPLIT = "its records are in other batches"
+
+
+class KafkaEvent(Enum):
+    """What cannot happen to a batch of the product."""
+
+    SPLIT = "answered: too large"
+    EXPIRE = "out of time in the queue"
+    ABORT = "aborted"
+
+
+QUEUED = frozenset[Enum]({BatchState.OPEN, BatchState.CLOSED})
+UNSETTLED = QUEUED | {BatchState.IN_FLIGHT}
+"""The batch has no result."""
+HOLD_MEMORY = UNSETTLED | {KafkaState.ABANDONED}
+KAFKA_TRANSITIONS: Mapping[tuple[Enum, Enum], Enum] = {
+    **TRANSITIONS,
+    **{(state, KafkaEvent.EXPIRE): BatchState.FAILED for state in QUEUED},
+    **{(state, KafkaEvent.ABORT): KafkaState.ABORTED for state in QUEUED},
+    (BatchState.IN_FLIGHT, KafkaEvent.SPLIT): KafkaState.SPLIT,
+    (BatchState.IN_FLIGHT, KafkaEvent.ABORT): KafkaState.ABANDONED,
+    # An abandoned batch has ended: its result only returns the memory.
+    **{
+        (KafkaState.ABANDONED, event): KafkaState.ABORTED
+        for event in (BatchEvent.COMPLETE, BatchEvent.FAIL, BatchEvent.REENQUEUE, KafkaEvent.SPLIT)
+    },
+}
+
+
+class KafkaBatch(ProducerBatch[Any, Any, Any]):
+    """A batch with memory from a pool, under a leader (Kafka: ``ProducerBatch``)."""
+
+    transitions: ClassVar[Mapping[tuple[Enum, Enum], Enum]] = KAFKA_TRANSITIONS
+
+    def __init__(self, *given: Any, is_split: bool = False) -> None:
+        super().__init__(*given)
+        self.is_split = is_split
+        """It came out of a split and has no memory from the pool (A26)."""
+        self.largest_bound_bytes = 0
+        """The largest upper bound of any of its records."""
+        self.leader_epoch: int | None = None
+        self.attempts_at_leader_change = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """The batch has its result (Kafka: ``isDone``)."""
+        return self.state not in UNSETTLED
+
+    def try_append(self, record: Any, future: RecordFuture[Any], now_ms: int) -> bool:
+        is_in = super().try_append(record, future, now_ms)
+        if is_in:
+            self.largest_bound_bytes = max(self.largest_bound_bytes, self._sizing.upper_bound_bytes(record))
+        return is_in
+
+    def note_leader_epoch(self, epoch: int | None) -> None:
+        """Take over a higher epoch and note at which attempt (A15; Kafka: ``maybeUpdateLeaderEpoch``)."""
+        if epoch is not None and (self.leader_epoch is None or self.leader_epoch < epoch):
+            self.leader_epoch, self.attempts_at_leader_change = epoch, self.attempts
+
+    def is_backing_off(self, now_ms: int) -> bool:
+        """As in the product, but not once the leader is another one (A15)."""
+        return self.attempts != self.attempts_at_leader_change and super().is_backing_off(now_ms)
+
+    def split(self, sizing: Sizing[Any], batch_bytes: int, first_number: int) -> list[KafkaBatch]:
+        """The batches that it is split into, closed, with its futures (A26; Kafka: ``ProducerBatch.split``).
+
+        A normal batch is cut at ``batch_bytes``, so that one that was not larger gives one equal batch. One that came
+        out of a split is cut at half its size, or its largest record if that is more.
+        """
+        cut_bytes = max(self.largest_bound_bytes, self.bytes // 2) if self.is_split else batch_bytes
+        parts: list[KafkaBatch] = []
+        for record, future in zip(self.records, self.futures, strict=True):
+            if not parts or not parts[-1].try_append(record, future, self.created_ms):
+                capacity_bytes, number = max(cut_bytes, sizing.upper_bound_bytes(record)), first_number + len(parts)
+                part = KafkaBatch(number, self.partition, capacity_bytes, self.created_ms, sizing, is_split=True)
+                part.try_append(record, future, self.created_ms)
+                parts.append(part)
+        for part in parts:
+            part.apply(BatchEvent.CLOSE)
+        return parts
+
+
+@dataclass(eq=False)
+class KafkaQueue(PartitionQueue[Any, Any, Any]):
+    """A queue with a leader, which can be muted."""
+
+    leader: Hashable | None = None
+    """The node that takes its batches; None where it is not known."""
+    leader_epoch: int | None = None
+    """Rises when the leader changes; None where leaders have none."""
+    is_muted: bool = False
+    """Nothing is drained from it, so that no batch overtakes one in flight."""
+
+    def noted_head(self) -> KafkaBatch | None:
+        """The batch that goes first, which has noted the leader's epoch."""
+        head = cast("KafkaBatch | None", self.head)
+        if head is not None:
+            head.note_leader_epoch(self.leader_epoch)
+        return head
+
+
+# --- what calls answer -----------------------------------------------------------------------------------------------
+
+
+class KafkaAppended(NamedTuple):
     """What an append did (Kafka: ``RecordAppendResult``)."""
 
+    number: int
+    """The batch's."""
+    is_new_batch: bool
     is_full: bool
     """More than one batch waits for the partition, or the one that does is full: time to drain (A7)."""
     appended_bytes: int
@@ -47,14 +154,14 @@ class KafkaAppended(Appended[P, R, V]):
 
 
 @dataclass(eq=False)
-class AppendTicket(Generic[P, R, V]):
+class AppendTicket:
     """An append that is done, or waits for memory (Kafka: a thread inside ``append``)."""
 
-    partition: P
-    record: R
+    partition: Any
+    record: Any
     allocation: AllocationTicket | None = None
     """The request that it waits for; None if it needed no memory."""
-    appended: KafkaAppended[P, R, V] | None = None
+    appended: KafkaAppended | None = None
     """What it did, once it went in."""
     error: PurgatoryError | None = None
     """Why it did not: BufferExhaustedError, AccumulatorClosedError."""
@@ -65,265 +172,248 @@ class AppendTicket(Generic[P, R, V]):
         return self.appended is not None or self.error is not None
 
 
-class RetryOutcome(Enum):
-    """What `retried` did."""
+class ReadyCheck(NamedTuple):
+    """What `ready` found (Kafka: ``ReadyCheckResult``)."""
 
-    REENQUEUED = "back in the queue"
-    DELIVERY_TIMEOUT = "failed: out of time"
-    ALREADY_DONE = "it had ended before"
+    nodes: tuple[Hashable, ...]
+    """Nodes to be drained, in the order found."""
+    next_check_ms: int | None
+    """Delay until something that is not ready may be; None if nothing waits for time alone."""
+    has_unknown_leaders: bool
+    """Some partition has batches and no leader."""
 
 
-@dataclass(frozen=True)
-class Expiry(Generic[P, R, V]):
+class Expiry(NamedTuple):
     """What `expire` did (Kafka: ``expiredBatches`` and ``nextExpiryTimeMs``)."""
 
-    batches: tuple[KafkaBatch[P, R, V], ...]
+    batches: tuple[KafkaBatch, ...]
     """Failed with DeliveryTimeoutError, by partition and in order within it."""
     next_expiry_ms: int | None
     """Absolute time at which the next of those now first in a queue is out of time; None if nothing is queued."""
 
 
-class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
+class Flush:
+    """Waits for the batches that were incomplete when it began, by identity (A28; Kafka: ``awaitFlushCompletion``)."""
+
+    def __init__(self, awaits: Iterable[KafkaBatch]) -> None:
+        self.awaits = tuple(awaits)
+        """Queued and in flight, in order of creation."""
+        self.missing = set(self.awaits)
+        """Those, or the parts of those that were split, that have not ended."""
+
+
+# --- the accumulator -------------------------------------------------------------------------------------------------
+
+
+class KafkaAccumulator(AccumulatorPolicy[Any, Any, Any]):
     """Kafka's ``RecordAccumulator``, and of ``Sender`` what follows a response."""
 
     make_batch = KafkaBatch
 
     def __init__(
-        self, settings: AccumulatorSettings, buffer_bytes: int, sizing: Sizing[R], backoff_ms: Callable[[int], int],
-        default_leader: Hashable | None = None,
-    ) -> None:  # fmt: skip
+        self, settings: AccumulatorSettings, buffer_bytes: int, sizing: Sizing[Any], backoff_ms: Callable[[int], int]
+    ) -> None:
         super().__init__(settings, sizing, backoff_ms)
-        self.queues = PartitionQueues(partial(KafkaQueue, leader=default_leader))
+        self.queues = PartitionQueues(KafkaQueue)
         self.pool = BufferPool(buffer_bytes, settings.batch_bytes)
-        self.incomplete: IncompleteBatches[P, R, V] = IncompleteBatches(self._callbacks)
+        self.incomplete: dict[KafkaBatch, None] = {}
+        """Batches without a result, queued or in flight, in the order of creation (Kafka: ``IncompleteBatches``)."""
+        self.flushes: list[Flush] = []
+        """Those under way (Kafka: ``flushInProgress``)."""
         self.is_closed = False
-        self.waiting: list[AppendTicket[P, R, V]] = []
+        self.waiting: list[AppendTicket] = []
         """Appends that wait for memory, in the order in which they came."""
         self._positions: dict[Hashable, int] = {}
         self._now_ms = 0
 
-    def queue(self, partition: P) -> KafkaQueue[P, R, V]:
+    def queue(self, partition: Any) -> KafkaQueue:
         """The queue of a partition."""
-        return as_kafka(self.queues.of(partition))
+        return cast(KafkaQueue, self.queues.of(partition))
 
-    # --- leaders and mutes ---------------------------------------------------------------------------------------
+    def all_queues(self) -> list[KafkaQueue]:
+        return [cast(KafkaQueue, queue) for queue in self.queues]
 
-    def set_leader(self, partition: P, node: Hashable | None, epoch: int | None = None) -> None:
-        """Say which node leads a partition, if any, and in which epoch (Kafka: the cluster's metadata)."""
-        queue = self.queue(partition)
-        queue.leader, queue.leader_epoch = node, epoch
+    def ready(self, now_ms: int) -> ReadyCheck:
+        """Look at the first batch of each partition (A11 to A15; Kafka: ``ready``, ``partitionReady``).
 
-    def mute(self, partition: P) -> None:
-        """Drain nothing from a partition till `unmute` (Kafka: ``mutePartition``)."""
-        self.queue(partition).is_muted = True
+        A node is ready if one of its partitions, not muted, has a batch that is not backing off and is full, has
+        lingered, or is urgent (memory exhausted, flushing, closed). A partition whose node is ready already is passed
+        over, so ``next_check_ms`` depends on the order of partitions.
+        """
+        is_urgent = self.pool.queued > 0 or self.is_closed or bool(self.flushes)
+        nodes, has_unknown_leaders, next_check_ms = dict[Hashable, None](), False, None
+        for queue in self.all_queues():
+            head = queue.noted_head()
+            has_unknown_leaders |= head is not None and queue.leader is None
+            if head is None or queue.leader is None or queue.is_muted or queue.leader in nodes:
+                continue
+            is_backing_off = head.is_backing_off(now_ms)
+            to_wait_ms = head.backoff_ms if is_backing_off else self.settings.linger_ms
+            left_ms = max(to_wait_ms - head.waited_ms(now_ms), 0)
+            if not is_backing_off and (is_urgent or queue.is_full or left_ms == 0):
+                nodes[queue.leader] = None
+            else:
+                next_check_ms = left_ms if next_check_ms is None else min(next_check_ms, left_ms)
+        return ReadyCheck(tuple(nodes), next_check_ms, has_unknown_leaders)
 
-    def unmute(self, partition: P) -> None:
-        """Let a partition be drained again (Kafka: ``unmutePartition``)."""
-        self.queue(partition).is_muted = False
-
-    def ready(self, now_ms: int) -> ReadyCheck[P]:
-        """Nodes that have something to be sent, and when to check again (A11 to A15; Kafka: ``ready``)."""
-        is_urgent = self.pool.queued > 0 or self.is_closed or self.is_flushing
-        return check_ready(map(as_kafka, self.queues), now_ms, self.settings.linger_ms, is_urgent)
-
-    def drain_nodes(
-        self, nodes: Iterable[Hashable], max_bytes: int, now_ms: int
-    ) -> dict[Hashable, list[KafkaBatch[P, R, V]]]:
+    def drain_nodes(self, nodes: Iterable[Hashable], max_bytes: int, now_ms: int) -> dict[Hashable, list[KafkaBatch]]:
         """Take at most one batch of each partition of each node, ``max_bytes`` a node (A17 to A21; Kafka: ``drain``).
 
         A node always gets one batch if it has any, whatever its size.
         """
 
-        def may_go(queue: PartitionQueue[P, R, V]) -> bool:
-            theirs = as_kafka(queue)
-            if not theirs.is_muted and theirs.head is not None:
-                cast(KafkaBatch[P, R, V], theirs.head).note_leader_epoch(theirs.leader_epoch)
-            return not theirs.is_muted
+        def may_go(queue: PartitionQueue[Any, Any, Any]) -> bool:
+            theirs = cast(KafkaQueue, queue)
+            return not theirs.is_muted and theirs.noted_head() is not None
 
-        drained: dict[Hashable, list[KafkaBatch[P, R, V]]] = {}
+        drained: dict[Hashable, list[KafkaBatch]] = {}
         for node in dict.fromkeys(nodes):
-            queues = [
-                queue for queue in map(as_kafka, self.queues) if queue.leader is not None and queue.leader == node
-            ]
+            queues = [queue for queue in self.all_queues() if queue.leader is not None and queue.leader == node]
             start = self._positions.get(node, 0)
             taken, self._positions[node] = self._round(queues, start, max_bytes, now_ms, may_go)
-            self._taken(taken)
-            drained[node] = [cast(KafkaBatch[P, R, V], batch) for batch in taken]
+            drained[node] = [cast(KafkaBatch, batch) for batch in self._taken(taken)]
         return drained
 
     # --- appends -------------------------------------------------------------------------------------------------
 
-    def append(self, partition: P, record: R, now_ms: int) -> KafkaAppended[P, R, V]:
+    def append_at_once(self, partition: Any, record: Any, now_ms: int) -> KafkaAppended:
         """Append with a blocking time of 0.
 
         Raises AccumulatorClosedError, RecordTooLargeError (more than ``buffer_bytes``), BufferExhaustedError; then the
         record is nowhere, but the last batch, if it had no room, stays closed (A6).
         """
-        queue, appended = self._try(partition, record, now_ms)
+        appended = self._try(partition, record, now_ms)
         if appended is not None:
             return appended
-        return self._open_with(queue, record, self.pool.allocate(self._wanted_bytes(record)), now_ms)
+        return self._open_with(partition, record, self.pool.allocate(self._wanted_bytes(record)), now_ms)
 
-    def append_or_wait(
-        self, partition: P, record: R, now_ms: int, max_block_ms: int | None = None
-    ) -> AppendTicket[P, R, V]:
-        """Append, or wait for memory, at most ``max_block_ms`` (None: for ever) (Kafka: ``append``).
+    def append_or_wait(self, partition: Any, record: Any, now_ms: int) -> AppendTicket:
+        """Append, or wait for memory as long as it takes (Kafka: ``append``).
 
         While a ticket waits, everything that is queued is ready to be sent (A13). Raises AccumulatorClosedError and
         RecordTooLargeError at once.
         """
-        ticket: AppendTicket[P, R, V] = AppendTicket(partition, record)
-        _, ticket.appended = self._try(partition, record, now_ms)
+        ticket = AppendTicket(partition, record, appended=self._try(partition, record, now_ms))
         if ticket.appended is None:
-            ticket.allocation = self.pool.allocate_or_wait(self._wanted_bytes(record), now_ms, max_block_ms)
+            ticket.allocation = self.pool.allocate_or_wait(self._wanted_bytes(record))
             self.waiting.append(ticket)
             self.resume_waiting(now_ms)
         return ticket
 
-    def expire_waiters(self, now_ms: int) -> list[AppendTicket[P, R, V]]:
-        """End every waiting append whose ``max_block_ms`` are over with BufferExhaustedError; returns those ended."""
-        waiting = list(self.waiting)
-        self.pool.expire_waiters(now_ms)
-        self.resume_waiting(now_ms)
-        return [ticket for ticket in waiting if ticket.error is not None]
-
-    def _try(
-        self, partition: P, record: R, now_ms: int
-    ) -> tuple[PartitionQueue[P, R, V], KafkaAppended[P, R, V] | None]:
+    def _try(self, partition: Any, record: Any, now_ms: int) -> KafkaAppended | None:
         if self.is_closed:
             raise AccumulatorClosedError("a record was appended after the accumulator was closed")
-        queue = self.queues.of(partition)
+        queue = self.queue(partition)
         before_bytes = queue.batches[-1].bytes if queue.batches else 0
         appended = self._join_last(queue, record, now_ms)
-        return queue, None if appended is None else self._seen(queue, appended, before_bytes)
+        return None if appended is None else _seen(queue, appended, before_bytes)
 
-    def _open_with(
-        self, queue: PartitionQueue[P, R, V], record: R, capacity_bytes: int, now_ms: int
-    ) -> KafkaAppended[P, R, V]:
+    def _open_with(self, partition: Any, record: Any, capacity_bytes: int, now_ms: int) -> KafkaAppended:
         """Open a batch for the record, now that there is memory (A10; Kafka: ``appendNewBatch``)."""
-        try:
-            appended = self._open(queue, record, capacity_bytes, now_ms)
-        except BaseException:
-            self.pool.deallocate(capacity_bytes, capacity_bytes)
-            raise
-        self.incomplete.add(cast(KafkaBatch[P, R, V], appended.batch))
-        return self._seen(queue, appended, 0)
-
-    def _seen(
-        self, queue: PartitionQueue[P, R, V], appended: Appended[P, R, V], before_bytes: int
-    ) -> KafkaAppended[P, R, V]:
-        batch = appended.batch
-        return KafkaAppended(
-            appended.future, batch, appended.is_new_batch, queue.is_full, appended_bytes=batch.bytes - before_bytes
-        )
+        appended = self._open(self.queue(partition), record, capacity_bytes, now_ms)
+        self.incomplete[cast(KafkaBatch, appended.batch)] = None
+        return _seen(self.queue(partition), appended, 0)
 
     def resume_waiting(self, now_ms: int) -> None:
         """Continue every waiting append whose request for memory is done, in the order in which they came."""
-        while ticket := next((ticket for ticket in self.waiting if _has_memory_or_error(ticket)), None):
+        while ticket := next((each for each in self.waiting if each.allocation and each.allocation.is_done), None):
             self.waiting.remove(ticket)
             self._resume(ticket, now_ms)
 
-    def _resume(self, ticket: AppendTicket[P, R, V], now_ms: int) -> None:
+    def _resume(self, ticket: AppendTicket, now_ms: int) -> None:
         assert ticket.allocation is not None
         capacity_bytes = ticket.allocation.capacity_bytes
         if capacity_bytes is None:
             ticket.error = ticket.allocation.error
             return
         # Meanwhile another append may have opened a batch that has room. Then the memory is returned for the next.
-        queue, ticket.appended = self._try(ticket.partition, ticket.record, now_ms)
+        ticket.appended = self._try(ticket.partition, ticket.record, now_ms)
         if ticket.appended is None:
-            ticket.appended = self._open_with(queue, ticket.record, capacity_bytes, now_ms)
+            ticket.appended = self._open_with(ticket.partition, ticket.record, capacity_bytes, now_ms)
         else:
             self.pool.deallocate(capacity_bytes, capacity_bytes)
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def complete(self, batch: ProducerBatch[P, R, V], value: V, now_ms: int = 0) -> bool:
-        """The batch has arrived; False if it had been aborted meanwhile. Its memory comes back now (A22, A27)."""
-        self._now_ms = now_ms
-        return super().complete(batch, value)
+    def answered(self, batch: KafkaBatch, error: BaseException | None, now_ms: int) -> bool:
+        """The batch has arrived, or never will; False if it had been aborted meanwhile (A22, A27).
 
-    def fail(self, batch: ProducerBatch[P, R, V], error: BaseException, now_ms: int) -> bool:
-        """The batch will not arrive; its futures raise ``error``. Returns as `complete` (Kafka: ``failBatch``)."""
+        Its memory comes back now (Kafka: ``completeBatch``, ``failBatch``).
+        """
         self._now_ms = now_ms
-        return self._end(batch, BatchEvent.FAIL, None, error)
+        return self._end(batch, BatchEvent.FAIL if error else BatchEvent.COMPLETE, None, error)
 
-    def retry(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
-        """As in the product; False, too, if the batch had been aborted meanwhile."""
-        return self.retried(batch, now_ms, error) is RetryOutcome.REENQUEUED
-
-    def retried(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> RetryOutcome:
-        """What `retry` did."""
+    def retried(self, batch: KafkaBatch, now_ms: int) -> str:
+        """As in the product; what it came to, in the words of traces."""
         self._now_ms = now_ms
-        if self._is_settled(batch):
+        if batch.is_settled:
             self._end(batch, BatchEvent.REENQUEUE, None, None)
-            return RetryOutcome.ALREADY_DONE
-        return RetryOutcome.REENQUEUED if super().retry(batch, now_ms, error) else RetryOutcome.DELIVERY_TIMEOUT
+            return "already_done"
+        return "reenqueued" if self.retry(batch, now_ms) else "delivery_timeout"
 
-    def reenqueue(self, batch: ProducerBatch[P, R, V], now_ms: int) -> bool:
-        """Put the batch back at the front, however old it is (A23; Kafka: ``reenqueue``); False as in `complete`."""
-        self._now_ms = now_ms
-        if self._is_settled(batch):
-            return self._end(batch, BatchEvent.REENQUEUE, None, None)
-        self._put_back(batch, now_ms)
-        return True
-
-    def split(self, batch: ProducerBatch[P, R, V], now_ms: int) -> list[KafkaBatch[P, R, V]]:
+    def split(self, batch: KafkaBatch, now_ms: int) -> list[KafkaBatch]:
         """Cut a batch that was too large to be taken, and queue its parts at the front (A26; ``splitAndReenqueue``).
 
         The parts have no memory from the pool; the batch's own comes back now. Futures and flushes go on with the
         parts. Empty if the batch had been aborted meanwhile. BatchStateError for a batch of one record.
         """
         self._now_ms = now_ms
-        if self._is_settled(batch):
+        if batch.is_settled:
             self._end(batch, KafkaEvent.SPLIT, None, None)
             return []
         if len(batch.records) == 1:
             raise BatchStateError(f"{batch} cannot be {KafkaEvent.SPLIT.value}: there is nothing to cut")
         self._take_result(batch, KafkaEvent.SPLIT)
-        whole = cast(KafkaBatch[P, R, V], batch)
-        parts = split_batch(whole, self.sizing, self.settings.batch_bytes, self._next_number)
+        parts = batch.split(self.sizing, self.settings.batch_bytes, self._next_number)
         self._next_number += len(parts)
-        self.incomplete.replace(whole, parts)
+        self.incomplete |= dict.fromkeys(parts)
+        self._leave(batch, parts)
         self.queues.of(batch.partition).batches.extendleft(reversed(parts))
-        self.return_memory([whole])
+        self.return_memory([batch])
         return parts
 
-    def expire(self, now_ms: int) -> Expiry[P, R, V]:
+    def expire(self, now_ms: int) -> Expiry:
         """Fail queued batches that are out of time, from the front of each queue (A25; Kafka: ``expiredBatches``).
 
         Muting and backoff do not protect a batch; those in flight are left alone.
         """
         self._now_ms, timeout_ms = now_ms, self.settings.delivery_timeout_ms
-        expired: list[KafkaBatch[P, R, V]] = []
+        expired: list[KafkaBatch] = []
         for queue in self.queues:
             for batch in list(takewhile(lambda batch: batch.has_reached(timeout_ms, now_ms), queue.batches)):
                 queue.batches.popleft()
                 batch.apply(KafkaEvent.EXPIRE)
-                expired.append(cast(KafkaBatch[P, R, V], batch))
+                expired.append(cast(KafkaBatch, batch))
         heads = [queue.head for queue in self.queues]
         left_ms = [head.created_ms + timeout_ms for head in heads if head is not None]
         for batch in expired:
-            self.incomplete.settle(batch, None, self._out_of_time(batch, now_ms, None))
+            self._settle(batch, None, self._out_of_time(batch, now_ms, None))
         self.return_memory(expired)
-        self._callbacks.call_all()
         return Expiry(tuple(expired), min(left_ms, default=None))
 
-    def _is_settled(self, batch: ProducerBatch[P, R, V]) -> bool:
-        return cast(KafkaBatch[P, R, V], batch).is_settled
-
-    def _end(self, batch: ProducerBatch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
+    def _end(self, batch: Any, event: Enum, value: Any, error: BaseException | None) -> bool:
         """End a batch, or if it was abandoned only take its memory back; True if it ended by this."""
-        theirs = cast(KafkaBatch[P, R, V], batch)
-        was_settled = theirs.is_settled
+        was_settled = batch.is_settled
         self._take_result(batch, event)
         if not was_settled:
-            self.incomplete.settle(theirs, value, error)
-        self.return_memory([theirs])
-        self._callbacks.call_all()
+            self._settle(batch, value, error)
+        self.return_memory([batch])
         return not was_settled
 
-    def return_memory(self, batches: Iterable[KafkaBatch[P, R, V]]) -> None:
+    def _settle(self, batch: KafkaBatch, value: Any, error: BaseException | None) -> None:
+        for future in batch.futures:
+            future.settle(value, error)
+        self._leave(batch, [])
+
+    def _leave(self, batch: KafkaBatch, parts: list[KafkaBatch]) -> None:
+        """The batch has ended, or was split: flushes that wait for it wait for its parts."""
+        del self.incomplete[batch]
+        for flush in self.flushes:
+            if batch in flush.missing:
+                flush.missing = flush.missing - {batch} | {*parts}
+        self.flushes = [flush for flush in self.flushes if flush.missing]
+
+    def return_memory(self, batches: Iterable[KafkaBatch]) -> None:
         """Give the memory of batches back to the pool, and continue appends that waited for it."""
         for batch in batches:
             if not batch.is_split:
@@ -332,24 +422,11 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
 
     # --- flush and end -------------------------------------------------------------------------------------------
 
-    @property
-    def has_incomplete(self) -> bool:
-        """Some batch, queued or in flight, has not ended (Kafka: ``hasIncomplete``)."""
-        return len(self.incomplete) > 0
-
-    @property
-    def has_undrained(self) -> bool:
-        """Some batch is queued (Kafka: ``hasUndrained``)."""
-        return any(queue.batches for queue in self.queues)
-
-    @property
-    def is_flushing(self) -> bool:
-        """A flush is under way (Kafka: ``flushInProgress``)."""
-        return self.incomplete.is_flushing
-
-    def begin_flush(self) -> Flush[P, R, V]:
+    def begin_flush(self) -> Flush:
         """Make everything ready until all that is incomplete now has ended (A28, A29; Kafka: ``beginFlush``)."""
-        return self.incomplete.begin_flush()
+        flush = Flush(self.incomplete)
+        self.flushes += [flush] if flush.missing else []
+        return flush
 
     def close(self, now_ms: int) -> None:
         """Take no more records and make everything ready; nothing queued is lost (A30; Kafka: ``close``)."""
@@ -357,50 +434,48 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
         self.pool.close()
         self.resume_waiting(now_ms)
 
-    def abort_incomplete(self, now_ms: int) -> list[KafkaBatch[P, R, V]]:
+    def abort_incomplete(self, now_ms: int) -> list[KafkaBatch]:
         """End every batch with AccumulatorClosedError (A31; Kafka: ``abortIncompleteBatches``); returns them.
 
         Memory of queued batches comes back now, that of batches in flight with their results. An append that gets
         memory by this is aborted too.
         """
         self._now_ms = now_ms
-        aborted: list[KafkaBatch[P, R, V]] = []
+        aborted: list[KafkaBatch] = []
         while batches := list(self.incomplete):
             for queue in self.queues:
                 queue.batches.clear()
             for batch in batches:
                 batch.apply(KafkaEvent.ABORT)
-                self.incomplete.settle(batch, None, AccumulatorClosedError(f"{batch} was aborted"))
+                self._settle(batch, None, AccumulatorClosedError(f"{batch} was aborted"))
             self.return_memory([batch for batch in batches if batch.state is KafkaState.ABORTED])
             aborted += batches
-        self._callbacks.call_all()
         return aborted
 
     def validate(self) -> None:
         """Recompute what is kept twice; BugError if memory, a batch or the order of a queue is lost."""
         self.pool.validate()
         queued: list[Any] = [batch for queue in self.queues for batch in queue.batches]
-        known = [*queued, *self._in_flight]
-        held_bytes = sum(batch.capacity_bytes for batch in known if batch.holds_memory)
-        if held_bytes != self.pool.held_bytes:
-            raise BugError(f"batches hold {held_bytes} bytes, {self.pool.held_bytes} bytes were handed out")
+        known: list[Any] = [*queued, *self._in_flight]
+        held = [batch for batch in known if not batch.is_split and batch.state in HOLD_MEMORY]
+        held_bytes = sum(batch.capacity_bytes for batch in held)
         unsettled = {batch for batch in known if not batch.is_settled}
-        if unsettled != set(self.incomplete) or len(known) != len(set(known)):
-            raise BugError(f"{len(unsettled)} of {len(known)} batches are unsettled, {len(self.incomplete)} incomplete")
-        if any(batch.state not in QUEUED for batch in queued) or any(
-            batch.state in QUEUED for batch in self._in_flight
-        ):
-            raise BugError("a batch is queued and in flight, or neither")
-        if any(batch.state is BatchState.OPEN for queue in self.queues for batch in list(queue.batches)[:-1]):
-            raise BugError("a batch takes records that is not the last of its queue")
-        if any(ticket.is_done or ticket.allocation is None or ticket.allocation.is_done for ticket in self.waiting):
-            raise BugError("an append waits for memory that it has")
+        is_open_within = any(batch.state is BatchState.OPEN for q in self.queues for batch in list(q.batches)[:-1])
+        for fault, is_so in {
+            f"batches hold {held_bytes} bytes, not {self.pool.held_bytes}": held_bytes != self.pool.held_bytes,
+            "other batches are incomplete than have no result": unsettled != {*self.incomplete},
+            "a batch is there twice": len(known) != len({*known}),
+            "a batch is queued and has another state": any(batch.state not in QUEUED for batch in queued),
+            "a batch is in flight and has another state": any(batch.state in QUEUED for batch in self._in_flight),
+            "a batch takes records that is not the last of its queue": is_open_within,
+            "an append waits for memory that it has": any(
+                ticket.is_done or ticket.allocation is None or ticket.allocation.is_done for ticket in self.waiting
+            ),
+        }.items():
+            if is_so:
+                raise BugError(fault)
 
 
-def as_kafka(queue: PartitionQueue[P, R, V]) -> KafkaQueue[P, R, V]:
-    """A queue that `KafkaAccumulator` has made."""
-    return cast(KafkaQueue[P, R, V], queue)
-
-
-def _has_memory_or_error(ticket: AppendTicket[Any, Any, Any]) -> bool:
-    return ticket.allocation is not None and ticket.allocation.is_done
+def _seen(queue: KafkaQueue, appended: Appended[Any, Any, Any], before_bytes: int) -> KafkaAppended:
+    batch = appended.batch
+    return KafkaAppended(batch.number, appended.is_new_batch, queue.is_full, batch.bytes - before_bytes)

@@ -11,17 +11,6 @@ served from what is available even if others have waited longer, and only what w
 reach.
 
 Invariant, after every step: unallocated + pooled * poolable size + held + gathered = memory.
-
-Worked example, memory 100, poolable size 40 (a test asserts it)::
-
-                              unallocated  pooled  held  gathered
-    allocate 40, allocate 40           20       0    80       0
-    wait for 50                        20       0    80       0    waits: 20 < 50; takes nothing before it is woken
-    deallocate 40                       0       0    40      60    pooled, woken, dissolved: it took 20 + 30,
-                                       10       0    90       0    that is all it lacked: served
-    allocate 40                        10       0    90       0    exhausted: 10 < 40
-    deallocate 50                      60       0    40       0    not poolable
-    deallocate 40                      60       1     0       0
 """
 
 from __future__ import annotations
@@ -45,8 +34,6 @@ class AllocationTicket:
     """A request for memory, served or waiting (Kafka: a thread inside ``BufferPool.allocate``)."""
 
     size_bytes: int
-    deadline_ms: int | None = None
-    """Absolute time at which the wait is given up; None waits for ever."""
     gathered_bytes: int = 0
     """Taken so far and kept; back to 0 once served or ended."""
     capacity_bytes: int | None = None
@@ -64,10 +51,6 @@ class BufferPool:
     """At most ``memory_bytes`` handed out at a time (Kafka: ``BufferPool``)."""
 
     def __init__(self, memory_bytes: int, poolable_bytes: int) -> None:
-        if memory_bytes < 1:
-            raise ConfigError(f"memory_bytes must be at least 1, got {memory_bytes}")
-        if poolable_bytes < 1:
-            raise ConfigError(f"poolable_bytes must be at least 1, got {poolable_bytes}")
         self.memory_bytes = memory_bytes
         self.poolable_bytes = poolable_bytes
         self.unallocated_bytes = memory_bytes
@@ -82,11 +65,6 @@ class BufferPool:
     def available_bytes(self) -> int:
         """Free memory, pooled or not, without what waiters have gathered (Kafka: ``availableMemory``)."""
         return self.unallocated_bytes + self.pooled * self.poolable_bytes
-
-    @property
-    def gathered_bytes(self) -> int:
-        """What all waiters have gathered."""
-        return sum(ticket.gathered_bytes for ticket in self._waiters)
 
     @property
     def queued(self) -> int:
@@ -105,14 +83,14 @@ class BufferPool:
             raise self._exhausted(size_bytes)
         return capacity_bytes
 
-    def allocate_or_wait(self, size_bytes: int, now_ms: int = 0, max_block_ms: int | None = None) -> AllocationTicket:
-        """Take memory, or join the waiters (Kafka: ``allocate``); None as ``max_block_ms`` waits for ever.
+    def allocate_or_wait(self, size_bytes: int) -> AllocationTicket:
+        """Take memory, or join the waiters (Kafka: ``allocate``).
 
-        The ticket returned is done at once, or ends in a later `deallocate`, `close` or `expire_waiters`. Raises
-        RecordTooLargeError and AccumulatorClosedError at once.
+        The ticket returned is done at once, or ends in a later `deallocate` or `close`. Raises RecordTooLargeError and
+        AccumulatorClosedError at once.
         """
         self._refuse(size_bytes)
-        ticket = AllocationTicket(size_bytes, None if max_block_ms is None else now_ms + max_block_ms)
+        ticket = AllocationTicket(size_bytes)
         ticket.capacity_bytes = self._take_at_once(size_bytes)
         if ticket.is_done:
             self._wake_if_memory_is_left()
@@ -134,44 +112,27 @@ class BufferPool:
             self.unallocated_bytes += size_bytes
         self._wake_first()
 
-    def expire_waiters(self, now_ms: int) -> list[AllocationTicket]:
-        """End every wait whose deadline is at or before ``now_ms`` with BufferExhaustedError, the earliest first.
-
-        What one had gathered goes back and may serve the next, as in Kafka when a thread's wait times out; a wait that
-        is served that way is not ended. Returns the tickets ended.
-        """
-        due = [ticket for ticket in self._waiters if ticket.deadline_ms is not None and ticket.deadline_ms <= now_ms]
-        due.sort(key=lambda ticket: ticket.deadline_ms or 0)
-        ended = []
-        for ticket in due:
-            if not ticket.is_done:
-                self._end(ticket, self._exhausted(ticket.size_bytes))
-                ended.append(ticket)
-                self._wake_if_memory_is_left()
-        return ended
-
     def close(self) -> None:
         """Refuse every further request and end all waits with AccumulatorClosedError (Kafka: ``close``)."""
         self.is_closed = True
-        for ticket in list(self._waiters):
-            self._end(ticket, AccumulatorClosedError("the accumulator was closed while a record waited for memory"))
+        while self._waiters:
+            ticket = self._waiters.popleft()
+            self.unallocated_bytes += ticket.gathered_bytes
+            ticket.gathered_bytes = 0
+            ticket.error = AccumulatorClosedError("the accumulator was closed while a record waited for memory")
 
     def validate(self) -> None:
         """Add everything up again; BugError if memory was lost or made."""
-        parts = (self.unallocated_bytes, self.pooled * self.poolable_bytes, self.held_bytes, self.gathered_bytes)
+        gathered_bytes = sum(ticket.gathered_bytes for ticket in self._waiters)
+        parts = (self.unallocated_bytes, self.pooled * self.poolable_bytes, self.held_bytes, gathered_bytes)
         if sum(parts) != self.memory_bytes or min(parts) < 0:
             raise BugError(f"unallocated, pooled, held, gathered {parts} of {self.memory_bytes} bytes")
         if any(ticket.is_done or ticket.gathered_bytes >= ticket.size_bytes for ticket in self._waiters):
             raise BugError(f"one of {self.queued} waiters waits for nothing")
 
     def _refuse(self, size_bytes: int) -> None:
-        if size_bytes < 0:
-            raise ConfigError(f"size_bytes must not be negative, got {size_bytes}")
         if size_bytes > self.memory_bytes:
-            raise RecordTooLargeError(
-                f"{size_bytes:,} bytes were requested and the whole buffer memory is {self.memory_bytes:,} bytes: "
-                "raise buffer_memory"
-            )
+            raise RecordTooLargeError(f"{size_bytes:,} bytes were requested, there are {self.memory_bytes:,} in all")
         if self.is_closed:
             raise AccumulatorClosedError(f"{size_bytes:,} bytes were requested after the accumulator was closed")
 
@@ -220,13 +181,5 @@ class BufferPool:
         ticket.gathered_bytes, ticket.capacity_bytes = 0, ticket.size_bytes
         return True
 
-    def _end(self, ticket: AllocationTicket, error: PurgatoryError) -> None:
-        self._waiters.remove(ticket)
-        self.unallocated_bytes += ticket.gathered_bytes
-        ticket.gathered_bytes, ticket.error = 0, error
-
     def _exhausted(self, size_bytes: int) -> BufferExhaustedError:
-        return BufferExhaustedError(
-            f"{size_bytes:,} bytes were requested and {self.available_bytes:,} of {self.memory_bytes:,} are free, "
-            f"{self.queued} requests waiting: drain, raise buffer_memory, or wait longer (max_block)"
-        )
+        return BufferExhaustedError(f"{size_bytes:,} bytes were requested, {self.available_bytes:,} are free")
