@@ -24,11 +24,9 @@ from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.engine_snapshot import differences, save_segment
 from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
-from tests.support.evidence_worlds import carrying, noted, told
-from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, on_time, spec_of
+from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, carrying, draw, noted, on_time, spec_of, told
 from tests.support.now_and_then import EVERY_CASE, each_commit, examples
-from tests.support.oracle import KINDS, decide
-from tests.support.oracle_evidence import Evidence
+from tests.support.oracle import KINDS, Evidence, decide
 from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)

@@ -29,9 +29,7 @@ from tests.support.law_worlds import (
 )
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide, why_event_rejected
-from tests.support.splits import Batch, splits
-from tests.support.world_numbers import TYPES
-from tests.support.worlds import STEP_US, World
+from tests.support.worlds import STEP_US, TYPES, Batch, World, splits
 
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))

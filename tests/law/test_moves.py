@@ -18,13 +18,22 @@ from spark_purgatory.core.state.export import operations_table
 from spark_purgatory.errors import BugError
 from tests.support import moves
 from tests.support.engine_driver import Shards, multiset
-from tests.support.evidence_worlds import carrying, noted, told
-from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_time, spec_of, split_orphans
+from tests.support.law_worlds import (
+    COLUMNS,
+    carrying,
+    delayed,
+    draw,
+    draw_on_time,
+    noted,
+    on_time,
+    spec_of,
+    split_orphans,
+    told,
+)
 from tests.support.moves import moved
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide
-from tests.support.splits import Batch, splits
-from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
+from tests.support.worlds import NUMBERS, STEP_US, TYPES, Batch, needs_of, splits
 
 SEEDS = st.integers(0, 1 << 32)
 SETTINGS = examples(1, 5)

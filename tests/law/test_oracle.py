@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.oracle import KINDS, RULES, decide
-from tests.support.splits import splits
-from tests.support.world_numbers import NUMBERS, STEP_US
-from tests.support.worlds import World, random_world
+from tests.support.worlds import NUMBERS, STEP_US, World, random_world, splits
 
 Row = dict[str, Any]
 

@@ -22,8 +22,7 @@ from tests.support.law_worlds import COLUMNS, draw, spec_of
 from tests.support.moves import moved
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide
-from tests.support.splits import splits, watermark_us_after
-from tests.support.world_numbers import STEP_US
+from tests.support.worlds import STEP_US, splits, watermark_us_after
 
 KILLS = ("after offsets", "before the commit", "after the commit")
 FIELDS = ("created", "time")

@@ -35,16 +35,12 @@ from spark_purgatory.errors import BugError
 from spark_purgatory.spark.host.exchange import to_blob
 from tests.support import engine_driver
 from tests.support.engine_driver import Rows, Shards, multiset
-from tests.support.evidence_worlds import carrying, noted
-from tests.support.evidence_worlds import told as told_of
-from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, carrying, delayed, draw, noted, spec_of
+from tests.support.law_worlds import told as told_of
 from tests.support.now_and_then import EVERY_CASE, each_commit
-from tests.support.oracle import KINDS
+from tests.support.oracle import KINDS, Evidence
 from tests.support.oracle_early import EarlyOracle
-from tests.support.oracle_evidence import Evidence
-from tests.support.splits import Batch, splits
-from tests.support.world_numbers import TYPES
-from tests.support.worlds import STEP_US, World
+from tests.support.worlds import STEP_US, TYPES, Batch, World, splits
 
 SEEN: Counter[str] = Counter()
 """What the worlds that were compared had in them."""

@@ -29,12 +29,9 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.tasks import CHAINED_RULE, Query, stored
 from tests.simulation.world import COLUMNS, END_MS, SINKS, Scenario, Step
-from tests.support.evidence_worlds import carrying, noted
-from tests.support.law_worlds import delayed
-from tests.support.oracle import decide, why_operation_rejected
-from tests.support.oracle_evidence import Evidence
-from tests.support.splits import Batch, splits
-from tests.support.worlds import World, random_world
+from tests.support.law_worlds import carrying, delayed, noted
+from tests.support.oracle import Evidence, decide, why_operation_rejected
+from tests.support.worlds import Batch, World, random_world, splits
 
 HOSTS = ("blob", "log")
 BATCHES = 5

@@ -31,11 +31,9 @@ from tests.simulation.storage import Disk
 from tests.simulation.table import Target
 from tests.simulation.tasks import CALLS, CHAINED_RULE
 from tests.support.engine_driver import NAMES, OWN, microseconds, multiset, outcome_rows
-from tests.support.evidence_worlds import told
-from tests.support.law_worlds import split_orphans
-from tests.support.oracle import decide
+from tests.support.law_worlds import split_orphans, told
+from tests.support.oracle import Evidence, decide
 from tests.support.oracle_early import EarlyOracle
-from tests.support.oracle_evidence import Evidence
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Checkpoint, Evaluation

@@ -18,7 +18,7 @@ from tests.simulation.sink import NOW
 from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query, entries_of
 from tests.simulation.world import END_MS, NEAR_COMMITS, SINKS, Step, scenario
-from tests.support.splits import Batch
+from tests.support.worlds import Batch
 
 SECOND_US = 1_000_000
 KEPT_VERSIONS = 30

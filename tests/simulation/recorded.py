@@ -22,7 +22,7 @@ from tests.simulation.simulation import Plan, Simulation
 from tests.simulation.sink import NOW
 from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query
-from tests.support.splits import Batch
+from tests.support.worlds import Batch
 
 MINUTE_US = 60_000_000
 OF_SPARK = {"applyInPandasWithState": "blob", "transformWithState": "log"}

@@ -33,7 +33,7 @@ from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
 from spark_purgatory.spark.placement import shard_label
 from tests.support.engine_driver import events_table, microseconds, operations_table
 from tests.support.spark_state import Handle, ShardState
-from tests.support.world_numbers import STEP_US
+from tests.support.worlds import STEP_US
 
 MOST_KEPT = 20_000
 ORDERS = 3

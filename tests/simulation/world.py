@@ -19,9 +19,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from tests.simulation.tasks import Query, Rows
 from tests.support.law_worlds import delayed
 from tests.support.oracle import KINDS, why_operation_rejected
-from tests.support.splits import Batch, splits
-from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
-from tests.support.worlds import World, random_world
+from tests.support.worlds import NUMBERS, STEP_US, Batch, World, needs_of, random_world, splits
 
 SCENARIOS = 32
 COLUMNS = pa.schema([("id", pa.string()), ("row", pa.string())])

@@ -30,11 +30,9 @@ from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, c
 from tests.support.engine_driver import microseconds
 from tests.support.law_worlds import draw
 from tests.support.now_and_then import now_and_then
-from tests.support.oracle import KINDS, decide
-from tests.support.oracle_evidence import Evidence
-from tests.support.splits import splits
+from tests.support.oracle import KINDS, Evidence, decide
 from tests.support.streams import Host, Landing
-from tests.support.worlds import World
+from tests.support.worlds import World, splits
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")

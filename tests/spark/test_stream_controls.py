@@ -20,9 +20,8 @@ from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.silence import IDLE, let_a_silence_pass
-from tests.support.splits import splits
 from tests.support.streams import Landing
-from tests.support.worlds import World
+from tests.support.worlds import World, splits
 
 
 def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) -> None:

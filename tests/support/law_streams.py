@@ -16,10 +16,8 @@ from spark_purgatory.core.spec.criteria import Criterion
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
 from tests.support.oracle import decide
-from tests.support.splits import splits
 from tests.support.streams import Host, Landing
-from tests.support.world_numbers import STEP_US
-from tests.support.worlds import World
+from tests.support.worlds import STEP_US, World, splits
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 CLOSING = {"id": "closing", "keys": ["closing"], "row": "closing"}

@@ -49,25 +49,16 @@ Readings, where the documentation leaves a choice:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
-from tests.support.oracle_evidence import Evidence
-from tests.support.oracle_rejections import (
-    KINDS,
-    LAST_US,
-    RULES,
-    is_infinite,
-    is_no_number,
-    level_of,
-    why_event_rejected,
-    why_operation_rejected,
-)
-
-__all__ = ["KINDS", "RULES", "decide", "why_event_rejected", "why_operation_rejected"]
-
+RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline")
+KINDS = ("complete", "fail", "cancel", "force", "extend")
+FIRST_US, LAST_US = -(2**63), 2**63 - 1
 Row = dict[str, Any]
 
 WHYS = ("already_ended", "not_taken", "past_deadline", "no_such_operation")
@@ -389,3 +380,164 @@ def _orphan(row: Mapping[str, Any], event: Row, why: str, evidence: Evidence | N
     unknown = {"row": row, "id": event["operation_id"], "created": event["time"]}
     told = {} if evidence is None else {"event": evidence.shown(event)}
     return {**_outcome(unknown, "ORPHAN", event["time"], why=why), "wait_ms": None, **told}
+
+
+# --- which rows are rejected, and why: semantics 2.3 -----------------------------------------------------------------
+
+
+def why_operation_rejected(op: Mapping[str, Any], doubles: bool = False) -> str | None:
+    """Tell why an operation is REJECTED; None if it is sound."""
+    keys, created, deadline, rule, need = (op.get(name) for name in ("keys", "created", "deadline", "rule", "need"))
+    if op.get("id") is None:
+        return "null_id"
+    if not keys:
+        return "null_keys"
+    if any(key is None for key in keys):
+        return "null_key"
+    if created is None:
+        return "null_created"
+    if deadline is None:
+        return "null_deadline"
+    if created in (FIRST_US, LAST_US):
+        return "no_time"
+    if deadline < created:
+        return "deadline_before_created"
+    if rule not in RULES:
+        return "unknown_rule"
+    if rule in ("quorum", "count") and not _is_whole_from_one(need):
+        return "bad_need"
+    if rule == "sum_at_least" and not _is_a_sum(need, doubles):
+        return "bad_need"
+    if rule == "level" and any(is_no_number(level_of(op, key)) for key in keys):
+        return "bad_need"
+    return None
+
+
+def why_event_rejected(event: Mapping[str, Any], rule: str | None = None, whole_operations: bool = False) -> str | None:
+    """Tell why an event is rejected, by everybody or by operations under `rule`; None if it is sound.
+
+    `whole_operations`: operations have several keys, or keys are scoped, so an operation id needs no key.
+    """
+    kind = event.get("kind")
+    value: Any = event.get("value")
+    if event.get("key") is None:
+        alone = event.get("operation_id") is not None and kind in ("fail", "cancel", "force", "extend")
+        if not alone:
+            return "null_key"
+        if not whole_operations:
+            return "operation_alone"
+    if event.get("time") is None:
+        return "null_time"
+    if event["time"] in (FIRST_US, LAST_US):
+        return "no_time"
+    if kind is not None and kind not in KINDS:
+        return "unknown_kind"
+    if kind == "extend" and (is_no_number(value) or is_infinite(value) or value < 0):
+        return "bad_extension"
+    summed = rule == "sum_at_least" and kind in (None, "complete") and value is not None
+    if summed and (is_no_number(value) or value < 0):
+        return "bad_value"
+    return None
+
+
+def level_of(op: Mapping[str, Any], key: str) -> Any:
+    """The level that the operation needs on a key."""
+    level = op.get("level")
+    if isinstance(level, Mapping):
+        return level.get(key)
+    return op.get("need") if level is None else level
+
+
+def is_no_number(value: Any) -> bool:
+    """Null or NaN."""
+    return value is None or bool(value != value)
+
+
+def _is_whole_from_one(need: Any) -> bool:
+    return not is_no_number(need) and not is_infinite(need) and need >= 1 and float(need).is_integer()
+
+
+def _is_a_sum(need: Any, doubles: bool) -> bool:
+    if is_no_number(need) or is_infinite(need) or need < 0:
+        return False
+    return not doubles or need == 0 or 2.0**-43 <= need <= 2.0**62
+
+
+def is_infinite(value: Any) -> bool:
+    """Plus or minus infinity."""
+    return value in (math.inf, -math.inf)
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What outcomes carry of events: columns by name, and at most so many events."""
+
+    columns: Sequence[str] = ()
+    most: int = 100
+    largest: bool = False
+
+    def in_order(self, op: Row, events: Sequence[Row]) -> list[Row]:
+        """The events as evidence takes them."""
+        return sorted(events, key=lambda event: self._rank(op, event))
+
+    def deciding(
+        self, op: Row, taken: Sequence[Row], resolved: int, control: str | None, holds: Callable[[list[Row]], bool]
+    ) -> Row | None:
+        """The event at the resolution with which the criterion was met, or the first control event of that kind."""
+        here = self.in_order(op, [event for event in taken if event["time"] == resolved])
+        if control is not None:
+            return next((self.shown(event) for event in here if event["kind"] == control), None)
+        so_far = [event for event in taken if event["time"] < resolved]
+        if holds(so_far):
+            return None  # it held before: at the created time no event decides
+        for event in here:
+            so_far.append(event)
+            if holds(so_far):
+                return self.shown(event)
+        return None
+
+    def firsts(self, ordered: Sequence[Row]) -> list[Row]:
+        """The events in order without those that were delivered before."""
+        seen: set[Any] = set()
+        kept = []
+        for event in ordered:
+            if event["event_id"] is None or event["event_id"] not in seen:
+                kept.append(event)
+            seen.add(event["event_id"])
+        return kept
+
+    def listed(self, op: Row, once: Sequence[Row]) -> list[Row]:
+        """The first events that counted, or the largest."""
+        ordered = self.in_order(op, once)
+        if self.largest:
+            # Sorting is stable: equals stay in their order.
+            ordered = sorted(ordered, key=lambda event: _size(event["value"]), reverse=True)
+        return [self.shown(event) for event in ordered[: self.most]]
+
+    def shown(self, event: Row) -> Row:
+        """An event as an outcome has it."""
+        names = ("key", "time", "value", "event_id", *self.columns)
+        return {name: event.get(name) for name in names}
+
+    def _rank(self, op: Row, event: Row) -> tuple[Any, ...]:
+        key = -1 if event["key"] is None else op["keys"].index(event["key"])
+        content = [event.get(name) for name in ("value", *self.columns)]
+        return event["time"], key, _comparable(event["event_id"]), *map(_comparable, content)
+
+
+def _size(value: Any) -> tuple[bool, Any]:
+    """Null and NaN below every number."""
+    is_number = value is not None and value == value
+    return is_number, value if is_number else 0
+
+
+def _comparable(value: Any) -> tuple[bool, Any]:
+    """Null before everything; a float by its bits."""
+    if isinstance(value, float):
+        value = struct.unpack(">q", struct.pack(">d", value))[0]
+    if isinstance(value, Decimal):
+        value = int(value.scaleb(9))
+    return value is not None, 0 if value is None else value

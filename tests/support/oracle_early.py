@@ -19,9 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.oracle import BARE_EVENT, BARE_OPERATION, Fate, Row, _fate, _on_its_keys, _outcome, _precedence
-from tests.support.oracle_evidence import Evidence
-from tests.support.oracle_rejections import why_event_rejected, why_operation_rejected
+from tests.support.oracle import (
+    BARE_EVENT,
+    BARE_OPERATION,
+    Evidence,
+    Fate,
+    Row,
+    _fate,
+    _on_its_keys,
+    _outcome,
+    _precedence,
+    why_event_rejected,
+    why_operation_rejected,
+)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
 from spark_purgatory.spark.storage.query_start import started
-from tests.support.splits import splits, watermark_us_after
+from tests.support.worlds import splits, watermark_us_after
 
 
 def stream_outcomes(

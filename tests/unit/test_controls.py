@@ -16,7 +16,6 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
-from tests.support.control_events import Row, told
 from tests.support.engine_driver import (
     END_MS,
     Shards,
@@ -24,8 +23,8 @@ from tests.support.engine_driver import (
     final,
     operations_table,
 )
-from tests.support.evidence_worlds import carrying
-from tests.support.operations import ev, many_operations, op
+from tests.support.law_worlds import carrying
+from tests.support.operations import Row, ev, many_operations, op, told
 from tests.support.oracle import KINDS
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)

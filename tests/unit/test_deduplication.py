@@ -13,9 +13,8 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from tests.support.control_events import told
 from tests.support.engine_driver import END_MS, Shards, final
-from tests.support.operations import Row, op, play
+from tests.support.operations import Row, op, play, told
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)

@@ -21,9 +21,8 @@ from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec, spec_of
 from spark_purgatory.core.state.engine_snapshot import restore
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
-from tests.support.control_events import Row
 from tests.support.engine_driver import END_MS, Shards, microseconds
-from tests.support.operations import ev, op
+from tests.support.operations import Row, ev, op
 
 EARLY = EngineSpec(criteria.any_key(), orphans="all")
 FINAL = replace(EARLY, final=True)

@@ -22,8 +22,7 @@ from tests.support.engine_driver import EPOCH, multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import each_commit
 from tests.support.oracle import KINDS, decide
-from tests.support.splits import splits
-from tests.support.worlds import STEP_US
+from tests.support.worlds import STEP_US, splits
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
