@@ -19,12 +19,13 @@ from spark_purgatory.job.job_config import DeadLetters, JobConfig
 from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_place import place_of_name, resolved
-from spark_purgatory.spark.storage.checkpoint_files import next_batch
-from spark_purgatory.spark.storage.storage_access import back_ticked
+from spark_purgatory.spark.storage.checkpoint_files import check_files, next_batch
+from spark_purgatory.spark.storage.storage_access import GLOB_CHARACTERS, back_ticked
 
 RAW = "spark_purgatory_raw"  # The column for the text of a row that Spark cannot read; no source has it
 OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
@@ -37,16 +38,25 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
     if config.dead_letters is None:
         return None
     place = with_format(spark, config.dead_letters.made())
-    _check_table(spark, place, config.dead_letters_checkpoint)
+    _check_table(spark, place, config)
     writer = _malformed_rows(spark, config).writeStream.format(str(place.format))
     writer = writer.queryName(f"{config.name}_dead_letters").trigger(**trigger_of(**config.trigger.model_dump()))
     writer = writer.outputMode("append").option("checkpointLocation", config.dead_letters_checkpoint)
     return writer.toTable(place.table) if place.table else writer.start(place.path)
 
 
-def _check_table(spark: SparkSession, place: SinkOptions, checkpoint: str) -> None:
-    """Raise TableLostError or ConfigError if the query would go on without the letters that it has written."""
-    if opened(place).exists(spark):
+def _check_table(spark: SparkSession, place: SinkOptions, config: JobConfig) -> None:
+    """Raise TableLostError or ConfigError if letters that were written would be missing, or written once more."""
+    checkpoint, target = config.dead_letters_checkpoint, opened(place)
+    if has_begun := is_checkpoint(spark, checkpoint):
+        check_files(spark, checkpoint, "dead_letters.checkpoint")
+    if target.exists(spark):
+        if not has_begun and not target.read(spark).where(_is_of(config)).isEmpty():
+            raise ConfigError(
+                f"dead_letters.checkpoint={checkpoint!r} has no query yet, but table {target} has letters of this "
+                "job's sources, which would be written once more. Nothing was started. Name the checkpoint that wrote "
+                "them as dead_letters.checkpoint (after a move it is still the old one), or another table"
+            )
         return
     if place.table and place.format == "delta":
         table = str(resolved(spark, place).table)
@@ -60,6 +70,20 @@ def _check_table(spark: SparkSession, place: SinkOptions, checkpoint: str) -> No
             "name another folder as dead_letters.checkpoint, one that does not exist: a new query then reads the "
             "sources from their beginning"
         )
+
+
+def _is_of(config: JobConfig) -> Column:
+    """Return a condition for letters of the job's sources: other jobs may have the same table."""
+    found = F.lit(False)
+    for name in ("operations", "completions"):
+        source = getattr(config, name).source
+        if isinstance(source, KafkaSource):
+            topic = F.substring_index("source", "/", 1)
+            is_its = topic.isin(source.topic) if source.topic else topic.rlike(f"^(?:{source.topic_pattern})$")
+        else:
+            is_its = F.contains(F.url_decode("source"), F.lit(GLOB_CHARACTERS.split(str(source.path))[0].rstrip("/")))
+        found = found | ((F.col("input") == name) & is_its)
+    return found
 
 
 def count_line(spark: SparkSession, wanted: DeadLetters) -> str:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
@@ -23,17 +25,22 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import Consent, log_file
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.session import build_session
-from spark_purgatory.job.source_config import KafkaSource
-from spark_purgatory.job.sources import purgatory_of, read_input
+from spark_purgatory.job.source_config import DeltaSource, KafkaSource
+from spark_purgatory.job.sources import newest_version, purgatory_of, read_input
 from spark_purgatory.job.status import instant
 from spark_purgatory.job.table_changes import REBUILD
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
+from spark_purgatory.spark.heartbeat import NEWEST
 from spark_purgatory.spark.operator.inputs import instant_ms
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import with_format
-from spark_purgatory.spark.storage.checkpoint_files import committed_batches, entry_of
+from spark_purgatory.spark.storage.checkpoint_files import entry_of, is_within_a_batch, next_batch
+from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.terminal import at_work, say
+
+RUN_FIRST = "run the job once, which {} it, and rebuild again. Nothing was written"
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,11 @@ class Rebuild:
     options: SinkOptions
     status: str
     """The name of the status column."""
+    as_of_ms: int
+    next_batch: int
+    """The micro-batch with which the job continues."""
+    gone: int
+    """Files that the job has read and that are not there any more."""
 
     @cached_property
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -79,19 +91,63 @@ class Rebuild:
             writer.save(self.options.path)
 
 
-def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> tuple[Rebuild, int]:
-    """Return what would be rebuilt, and the watermark in milliseconds. Raises ConfigError if the job cannot be."""
+def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> Rebuild:
+    """Return what would be rebuilt. Raises ConfigError if the job cannot be."""
     sink = _sink(spark, config)
-    as_of_ms = _as_of_ms(spark, config, request)
+    begins = next_batch(spark, config.checkpoint)
+    as_of_ms = _as_of_ms(spark, config, request, begins - 1)
     inputs = (
         read_input(spark, config.operations, "operations", is_batch=True),
         read_input(spark, config.completions, "completions", is_batch=True),
     )
+    gone = _check_read(spark, config, inputs, begins - 1) if begins else 0
     decided = purgatory_of(config).resolve(*inputs, as_of=datetime.fromtimestamp(as_of_ms / 1000, UTC))
     table, condition = sink.read(spark), _condition(spark, config, request, decided.columns)
     if condition:
         decided, table = decided.where(condition), table.where(condition)
-    return Rebuild(decided, table, condition, sink.options, config.options().prefix + "status"), as_of_ms
+    status = config.options().prefix + "status"
+    return Rebuild(decided, table, condition, sink.options, status, as_of_ms=as_of_ms, next_batch=begins, gone=gone)
+
+
+def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame, DataFrame], batch_id: int) -> int:
+    """Raise ConfigError unless the job has read all that the batch query reads: it would decide the rest once more.
+
+    Return the number of files that it has read and that are gone.
+    """
+    checkpoint = config.checkpoint
+    if is_within_a_batch(spark, checkpoint):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} has a micro-batch that is not finished: {RUN_FIRST.format('finishes it')}"
+        )
+    offsets = [json.loads(line) for line in entry_of(spark, checkpoint, f"offsets/{batch_id}")[1] if line[:1] == "{"]
+    log = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "sources/*/*"))
+    entries = log.select(F.get_json_object("value", "$.path").alias("path")).where("path is not null")
+    own = f"{checkpoint.rstrip('/')}/{NEWEST}/"
+    read, found = {row.path for row in entries.collect() if own not in row.path}, set[str]()
+    for name, rows in zip(("operations", "completions"), inputs, strict=True):
+        given = getattr(config, name)
+        if isinstance(given.source, DeltaSource):
+            new = _new_versions(spark, given.source, offsets)
+        else:
+            files = set(rows.inputFiles())
+            found |= files
+            new = len(files - read)
+        if new:
+            what = "versions" if isinstance(given.source, DeltaSource) else "files"
+            raise ConfigError(
+                f"{name}.source has {new:,} {what} that the job has not read: {RUN_FIRST.format('reads')}"
+            )
+    return len(read - found)
+
+
+def _new_versions(spark: SparkSession, source: DeltaSource, offsets: list[dict[str, Any]]) -> int:
+    """Return the number of versions of a Delta table that a job has not read whole."""
+    [detail] = spark.sql(f"DESCRIBE DETAIL {source.sql_place}").collect()
+    # An offset names the next file: before the first file of a version, its index is negative.
+    ends = [
+        each["reservoirVersion"] - (each["index"] < 0) for each in offsets if each.get("reservoirId") == detail["id"]
+    ]
+    return newest_version(spark, source) - max(ends, default=-1)
 
 
 def _sink(spark: SparkSession, config: JobConfig) -> RecordAccumulator:
@@ -116,11 +172,17 @@ def _sink(spark: SparkSession, config: JobConfig) -> RecordAccumulator:
     return sink
 
 
-def _as_of_ms(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> int:
-    if request.as_of is not None:
-        return instant_ms(spark, request.as_of, "--as-of")
-    batches = committed_batches(spark, config.checkpoint) if is_checkpoint(spark, config.checkpoint) else []
-    watermark_ms = entry_of(spark, config.checkpoint, f"offsets/{batches[-1]}")[0]["batchWatermarkMs"] if batches else 0
+def _as_of_ms(spark: SparkSession, config: JobConfig, request: RebuildRequest, batch_id: int) -> int:
+    asked_ms = None if request.as_of is None else instant_ms(spark, request.as_of, "--as-of")
+    offsets = f"offsets/{batch_id}"
+    watermark_ms = entry_of(spark, config.checkpoint, offsets)[0]["batchWatermarkMs"] if batch_id >= 0 else 0
+    if watermark_ms and asked_ms not in (None, watermark_ms):
+        raise ConfigError(
+            f"--as-of={request.as_of!r}: the job's watermark is {instant(watermark_ms)}, from which it continues. A "
+            "rebuild at another time would lose or double the outcomes between the two: leave --as-of out"
+        )
+    if asked_ms is not None:
+        return asked_ms
     if not watermark_ms:
         raise ConfigError(
             f"checkpoint={config.checkpoint!r} has no watermark yet, at which the outcomes could be decided again: "
@@ -149,19 +211,34 @@ def show_rebuild(
     """Show what a rebuild would change, and make the change if a person agrees."""
     config = load_config(job_file, changes)
     consent.check()
+    with only_run(config.checkpoint):
+        if _show(config, request, consent, console):
+            say(console, f"Rebuilt. The job continues: spark-purgatory run {job_file}")
+
+
+def _show(config: JobConfig, request: RebuildRequest, consent: Consent, console: Console) -> bool:
+    """Return True if the table was rebuilt."""
     with at_work(console, "Starting Spark"):
         spark = build_session(config, log_file(), short=True)
     with at_work(console, "Deciding all rows of the sources again"):
-        rebuild, as_of_ms = planned(spark, config, request)
+        rebuild = planned(spark, config, request)
         counts = rebuild.counts
-    table = Table(title=f"Outcomes as of watermark {instant(as_of_ms)}", title_justify="left")
+    table = Table(title=f"Outcomes as of watermark {instant(rebuild.as_of_ms)}", title_justify="left")
     table.add_column("status")
     for name in ("in the table", "decided again"):
         table.add_column(name, justify="right")
     for status, rows in counts.items():
         table.add_row(status, *(f"{count:,}" for count in rows))
     console.print(table)
-    if consent.given(console, "The job must be stopped. Replace these rows of its table?"):
-        with at_work(console, "Writing the table"):
-            rebuild.write()
-        say(console, f"Rebuilt. The job continues: spark-purgatory run {job_file}")
+    if rebuild.gone:
+        say(console, f"{rebuild.gone:,} files that the job has read are gone: outcomes of their rows go with them")
+    if not consent.given(console, "The job must be stopped. Replace these rows of its table?"):
+        return False
+    with at_work(console, "Writing the table"):
+        if next_batch(spark, config.checkpoint) != rebuild.next_batch:
+            raise ConfigError(
+                f"checkpoint={config.checkpoint!r}: the job has run since the rows were decided, and nothing was "
+                "written: stop it, and rebuild again"
+            )
+        rebuild.write()
+    return True

@@ -49,6 +49,11 @@ class DeltaSource(Model):
     options: dict[str, Scalar] = Field(default_factory=dict)
     one_of: ClassVar[tuple[str, ...]] = ("path", "table")
 
+    @property
+    def sql_place(self) -> str:
+        """The table in SQL."""
+        return self.table or f"delta.`{str(self.path).replace('`', '``')}`"
+
 
 class Registry(Model):
     """A schema registry with the interface of Confluent's."""

@@ -14,7 +14,7 @@ from spark_purgatory.errors import sentence_of
 from spark_purgatory.job.config_file import wrong
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
-from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
+from spark_purgatory.job.source_config import NEVER_TOO_OLD, DeltaSource, FolderSource, KafkaSource
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
@@ -57,7 +57,15 @@ def _read(spark: SparkSession, given: InputSection, name: str, is_batch: bool) -
     if isinstance(source, FolderSource):
         return reader.options(**{**NEVER_TOO_OLD, **source.options}).schema(source.schema_ddl).load(source.path)
     reader = reader.options(**source.options)
+    if is_batch:  # Rows that are appended from now on are not read.
+        reader = reader.option("versionAsOf", newest_version(spark, source))
     return reader.table(source.table) if source.table else reader.load(source.path)
+
+
+def newest_version(spark: SparkSession, source: DeltaSource) -> int:
+    """Return the version of a Delta table."""
+    [last] = spark.sql(f"DESCRIBE HISTORY {source.sql_place} LIMIT 1").collect()
+    return int(last["version"])
 
 
 @contextmanager

@@ -81,6 +81,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "spark/test_dead_letters.py": {
+        "test_letters_are_not_written_once_more_by_a_new_checkpoint": ("Name the checkpoint that wrote them",),
         "test_letters_whose_checkpoint_was_left_without_their_table_come_again": (
             "name another folder as dead_letters.checkpoint",
         ),

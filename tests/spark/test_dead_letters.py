@@ -15,7 +15,8 @@ import yaml
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from spark_purgatory.errors import ConfigError, PurgatoryError, TableLostError
+from spark_purgatory.errors import ConfigError, PurgatoryError, StorageError, TableLostError
+from spark_purgatory.job import dead_letters
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.dead_letters import COLUMNS, malformed_records
 from spark_purgatory.job.job_config import JobConfig
@@ -131,6 +132,32 @@ def test_letters_whose_checkpoint_was_left_without_their_table_come_again(spark:
     summary = run(spark, job(tmp_path, dead_letters=other), Console(file=StringIO()), StopRequest())
     assert letters(spark, tmp_path) == before and before.total() == 2
     assert summary is not None and summary.conserved and summary.tally.received == 2
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_letters_are_not_written_once_more_by_a_new_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """It reads the sources from their beginning, as the default does after a move to another checkpoint."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    config = job(folder)
+    land(folder, 1, [GOOD, "x"], ["o;soon"])
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    before = letters(spark, folder)
+    moved = load_config(folder / "job.yaml", [f"checkpoint={folder}/moved"])
+    with pytest.raises(ConfigError, match=r"moved_dead_letters' has no query yet, but table \S+ has letters"):
+        dead_letters.start(spark, moved)
+    named = load_config(folder / "job.yaml", [f"dead_letters.checkpoint={config.dead_letters_checkpoint}"])
+    land(folder, 2, ["y"], [])
+    run(spark, named, Console(file=StringIO()), StopRequest())
+    assert letters(spark, folder) == before + Counter([("operations", "2.json", "not a JSON object", "y")])
+    other = load_config(folder / "job.yaml", [f"checkpoint={folder}/moved", f"operations.source.path={folder}/empty"])
+    (folder / "empty").mkdir()
+    with pytest.raises(ConfigError, match="has letters of this job's sources"):
+        dead_letters.start(spark, other)  # Of its completions
+    shutil.rmtree(folder / "checkpoint_dead_letters" / "sources")
+    with pytest.raises(StorageError, match=r"dead_letters.checkpoint='\S+' is damaged\. .* sources/0/0 is missing"):
+        dead_letters.start(spark, named)
 
 
 @pytest.mark.long

@@ -89,12 +89,12 @@ def test_a_corrected_file_is_decided_again_and_the_query_goes_on(spark: SparkSes
         planned(spark, load_config(tmp_path / "topic.yaml"), RebuildRequest())
 
     land(tmp_path, "payments", "1", ("b", "10:12"), ("c", "11:40"), ("none", "12:00"))
-    rebuild, _ = planned(spark, config, RebuildRequest(event_time_end="2026-11-01 11:00:00"))
+    rebuild = planned(spark, config, RebuildRequest(event_time_end="2026-11-01 11:00:00"))
     assert rebuild.counts == {"COMPLETED": (1, 1), "EXPIRED": (1, 1), "ORPHAN": (1, 0)}
     rebuild.write()
     earlier = Counter({("a", "EXPIRED"): 1, ("b", "COMPLETED"): 1})
     assert statuses(spark, config) == earlier + Counter({("c", "COMPLETED"): 1, orphan: 1}), "c is outside the window"
-    planned(spark, config, RebuildRequest())[0].write()
+    planned(spark, config, RebuildRequest()).write()
     rebuilt = earlier + Counter({("c", "EXPIRED"): 1, orphan: 2})
     assert statuses(spark, config) == rebuilt
 
@@ -129,3 +129,62 @@ def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp
     assert nothing_new(config) is not None
     spark.sql(f"DELETE FROM delta.`{tmp_path}/table` WHERE id = 'a'")
     assert nothing_new(config) is None
+
+
+def test_a_rebuild_decides_nothing_that_the_query_has_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    """The query would decide it once more."""
+    config = job(tmp_path, emit="early")
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("clock", "12:00"))
+    land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
+    run_once(spark, config)
+    land(tmp_path, "orders", "2", ("new", "12:10"))
+    land(tmp_path, "payments", "2", ("new", "12:20"))
+    with pytest.raises(ConfigError, match=r"operations.source has 1 files that the job has not read: run the job once"):
+        planned(spark, config, RebuildRequest())
+    commit = max((tmp_path / "checkpoint/commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    run_once(spark, config)
+    with pytest.raises(ConfigError, match=r"--as-of='2026-11-01 11:00': the job's watermark is 2026-11-01 12:10:00"):
+        planned(spark, config, RebuildRequest(as_of="2026-11-01 11:00"))
+    (tmp_path / "payments/1.json").rename(tmp_path / "1.json")
+    assert planned(spark, config, RebuildRequest()).gone == 1
+    (tmp_path / "1.json").rename(tmp_path / "payments/1.json")
+    planned(spark, config, RebuildRequest()).write()
+    run_once(spark, config)
+    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1, ("new", "COMPLETED"): 1})
+    for later in (tmp_path / "checkpoint/commits").glob("[0-9]*"):
+        if int(later.name) > int(commit.name):
+            later.unlink()
+    with pytest.raises(ConfigError, match="has a micro-batch that is not finished: run the job once, which finishes"):
+        planned(spark, config, RebuildRequest())
+
+
+@pytest.mark.long
+def test_a_rebuild_from_delta_tables_reads_what_the_query_has_read(spark: SparkSession, tmp_path: Path) -> None:
+    job(tmp_path, emit="early")
+    document = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    for name, time in (("operations", "at"), ("completions", "paid")):
+        document[name]["source"] = {"format": "delta", "path": str(tmp_path / f"{name}_table")}
+
+        def append(*rows: tuple[str, str], name: str = name, time: str = time) -> None:
+            new = spark.createDataFrame(rows, "id string, at string").selectExpr("id", f"timestamp(at) as {time}")
+            new.coalesce(1).write.format("delta").mode("append").save(str(tmp_path / f"{name}_table"))
+
+        document[name]["append"] = append
+    orders, payments = (document[name].pop("append") for name in ("operations", "completions"))
+    (tmp_path / "delta.yaml").write_text(yaml.safe_dump(document))
+    config = load_config(tmp_path / "delta.yaml")
+    orders(("a", "2026-11-01 10:00"), ("clock", "2026-11-01 12:00"))
+    payments(("a", "2026-11-01 10:10"), ("none", "2026-11-01 12:00"))
+    run_once(spark, config)
+    rebuild = planned(spark, config, RebuildRequest())
+    orders(("new", "2026-11-01 12:10"))
+    payments(("new", "2026-11-01 12:20"))
+    assert rebuild.counts == {"COMPLETED": (1, 1)}, "what comes later is not read"
+    with pytest.raises(ConfigError, match=r"operations.source has 1 versions that the job has not read"):
+        planned(spark, config, RebuildRequest())
+    run_once(spark, config)
+    spark.sql(f"OPTIMIZE delta.`{tmp_path}/operations_table`")
+    run_once(spark, config)
+    planned(spark, config, RebuildRequest()).write()
+    run_once(spark, config)
+    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1, ("new", "COMPLETED"): 1})
