@@ -43,6 +43,10 @@ def test_a_sound_checkpoint_has_no_fault() -> None:
         assert told({path: text for path, text in compacted.items() if path != gone}) == [], gone
     assert told({"metadata": SOUND["metadata"]}) == [], "of a query that never had a micro-batch"
     assert told({"metadata": UNFINISHED, "commits/0": COMMIT}) == [], "half of one that is moved, which others say"
+    killed = {path: SOUND[path] for path in ("metadata", "sources/0/0")}
+    assert told(killed) == [], "a first start that was killed before its micro-batch"
+    [fault] = told({**killed, "sources/0/1": SOUND["sources/0/1"]})
+    assert fault.startswith("offsets has no micro-batch, but entry 1 of a source's log was written after others")
     others = offsets('{"topic":{"0":5}}', '{"reservoirVersion":4,"index":-1}', "7")
     assert told({**SOUND, "offsets/3": others}) == [], "other sources"
     assert told({**SOUND, "sources/0/4": entry(4)}) == [], "found, and not planned yet"

@@ -564,9 +564,12 @@ def piece(staged_ms: int) -> Piece:
     return Piece("p", "rows/generation=0/epoch=0/batch=0-0-a/part-0", 1, 100, 0, 0, staged_ms)
 
 
-def test_a_callback_that_raises_is_logged_like_kafkas(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, GeneratorExit])
+def test_a_callback_that_raises_is_logged_like_kafkas(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     def raises(delivery: Delivery | None, error: BaseException | None) -> None:
-        raise RuntimeError("a fault of the caller's")
+        raise kind("a fault of the caller's")
 
     adapter = PolicyAdapter(SinkOptions(path="/table"), "/table", raises)
     adapter._notify(Delivery("/table", 1, 2, 3, 4), None)

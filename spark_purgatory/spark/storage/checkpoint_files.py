@@ -150,6 +150,10 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
         # Spark would run the last one on a state that it does not find.
         fault = f"is missing, but offsets/{begun} was written after it"
         yield Damage(f"commits/{begun - 1}", fault, _AGAIN.format(f"each file after offsets/{commit + 1}"))
+    # Entry 0 may be the only file of a first start that was killed.
+    read = max((last[folder] for folder in last if folder.startswith("sources/")), default=0)
+    if max(begun, commit) < 0 < read:
+        yield Damage("offsets", f"has no micro-batch, but entry {read} of a source's log was written after others")
     if "commits" in last and last["commits"] not in logs.get("offsets", ()):
         yield Damage(f"offsets/{last['commits']}", "is missing, but its micro-batch is committed")
     whole = sorted((int(path.rpartition("/")[2]), path) for path in texts if path.startswith("offsets/"))

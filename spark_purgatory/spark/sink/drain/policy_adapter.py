@@ -32,6 +32,8 @@ from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, Sta
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
+OF_CALLBACKS = (Exception, SystemExit, GeneratorExit)
+"""What a user's callback may raise: in the thread that answers Spark, sys.exit() would leave it without an answer."""
 WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
@@ -271,7 +273,7 @@ class PolicyAdapter:
         """Call the user's callback. An error that it raises is logged, as by Kafka's producer."""
         try:
             self.on_delivery(delivery, error)
-        except Exception:
+        except OF_CALLBACKS:
             LOG.exception("on_delivery raised an error, which changes nothing else")
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
@@ -298,5 +300,5 @@ def _settle(future: RecordFuture[Delivery], delivery: Delivery | None, error: Ba
     for call in future.settle(delivery, error):
         try:
             call()
-        except Exception:
+        except OF_CALLBACKS:
             LOG.exception("a callback of a future raised an error, which changes nothing else")
