@@ -15,6 +15,7 @@ from rich.console import Console
 from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from, writing_to
 from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.spark.move.move import move_checkpoint
@@ -75,7 +76,7 @@ def show_move(job_file: Path, changes: Sequence[str], consent: Consent, console:
         with at_work(console, "Looking at what waits"):
             say(console, str(step(dry_run=True)))
     if consent.given(console, "Move it?"):
-        with at_work(console, "Moving what waits"):
+        with only_run(str(how["source"])), at_work(console, "Moving what waits"):
             say(console, str(step()))
         say(console, f"Start it: spark-purgatory run {job_file}")
 

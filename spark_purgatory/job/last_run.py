@@ -107,11 +107,13 @@ def _places(config: JobConfig) -> Places | None:
 def _now(config: JobConfig, places: Places, table_version: int) -> dict[str, Any] | None:
     """Return what is as it was if nothing has happened since; None if the table has another version."""
     log = places.table / "_delta_log"
-    if not (log / f"{table_version:020d}.json").is_file() or (log / f"{table_version + 1:020d}.json").exists():
+    commit = log / f"{table_version:020d}.json"
+    if not commit.is_file() or (log / f"{table_version + 1:020d}.json").exists():
         return None
     made_by = __version__, spark_version, config.model_dump(mode="json", warnings=False)
     logs = {folder: max(entries) for folder, entries in _logs(places).items()}
-    return {"job": sha256(repr(made_by).encode()).hexdigest(), "logs": logs, "table_version": table_version}
+    now = {"job": sha256(repr(made_by).encode()).hexdigest(), "logs": logs, "table_version": table_version}
+    return now | {"commit_ns": commit.stat().st_mtime_ns}  # A table made anew may have the same version.
 
 
 def _logs(places: Places) -> dict[str, dict[int, str]]:

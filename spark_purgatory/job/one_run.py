@@ -16,10 +16,10 @@ POLL_SECONDS = 0.2
 
 
 @contextmanager
-def only_run(checkpoint: str, wait: str | None = None) -> Iterator[None]:
+def only_run(checkpoint: str, wait: str | None = None, *, remedy: str = "") -> Iterator[None]:
     """Hold the lock of a checkpoint on this machine's disk. The system ends it with the process, however that ends.
 
-    ``wait``: how long another run may take to end. Raises ForeignWriterError if it has not.
+    ``wait``: how long another run may take to end. Raises ForeignWriterError, with ``remedy``, if it has not.
     """
     until_s = time.monotonic() + (0 if wait is None else parse_duration(wait, "--wait") / 1_000_000)
     scheme, _, path = split_uri(checkpoint)
@@ -38,7 +38,7 @@ def only_run(checkpoint: str, wait: str | None = None) -> Iterator[None]:
                 if time.monotonic() >= until_s:
                     raise ForeignWriterError(
                         f"checkpoint {without_login(checkpoint)} is used by another run of the job, which goes on. "
-                        "Nothing was started. Start this one when the other has ended, or give --wait '1 hour'"
+                        f"Nothing was started. Start this one when the other has ended{remedy}"
                     ) from None
                 time.sleep(POLL_SECONDS)
             except OSError:

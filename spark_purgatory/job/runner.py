@@ -266,7 +266,7 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
     def body() -> int:
         config = load_config(job_file, changes)
         report.job, report.checkpoint = config.name, without_login(config.checkpoint)
-        with only_run(config.checkpoint, request.wait):
+        with only_run(config.checkpoint, request.wait, remedy=", or give --wait '1 hour'"):
             if (last := nothing_new(config)) is not None:
                 report.summary, report.gauges = last
                 say(console, f"{config.name}: nothing is new since the last run, so Spark is not started")

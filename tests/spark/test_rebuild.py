@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -126,6 +127,12 @@ def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp
         (tmp_path / file).write_text("{}")
         assert nothing_new(config) is None, file
         (tmp_path / file).unlink()
+    assert nothing_new(config) is not None
+    commit = max((tmp_path / "table/_delta_log").glob("*.json"))
+    at_ns = commit.stat().st_mtime_ns
+    os.utime(commit, ns=(at_ns, at_ns + 1_000_000))
+    assert nothing_new(config) is None, "another table of this version"
+    os.utime(commit, ns=(at_ns, at_ns))
     assert nothing_new(config) is not None
     spark.sql(f"DELETE FROM delta.`{tmp_path}/table` WHERE id = 'a'")
     assert nothing_new(config) is None

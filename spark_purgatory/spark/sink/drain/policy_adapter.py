@@ -33,7 +33,7 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
 OF_CALLBACKS = (Exception, SystemExit, GeneratorExit)
-"""What a user's callback may raise: in the thread that answers Spark, sys.exit() would leave it without an answer."""
+"""Errors of users' callbacks: with sys.exit() in one, the thread that answers Spark would end without an answer."""
 WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
