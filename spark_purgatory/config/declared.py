@@ -52,7 +52,6 @@ def is_column(value: object) -> bool:
 
 
 def require_column(value: object, field: str) -> None:
-    """Raise ConfigError unless ``value`` can name a column."""
     if not is_column(value):
         several = f": {JOIN_THEM}" if isinstance(value, (list, tuple)) else ""
         raise ConfigError(f"{field}={value!r} must be a column's name or a Column{several}")
@@ -188,8 +187,6 @@ class _Signature:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Options:
-    """A class of options, each checked by its type."""
-
     __signature__ = _Signature()
     section: ClassVar[str] = ""  # the prefix of an option's name in errors: ``operations.``
     python_only: ClassVar[tuple[str, ...]] = ()  # options that a job's file does not have

@@ -36,7 +36,6 @@ class Place:
 
     @classmethod
     def local(cls, path: str) -> Place:
-        """Return the place of a path, which is local unless it has a scheme."""
         return cls.of(path if split_uri(path)[0] else os.path.abspath(path))
 
     def same_as(self, other: Place) -> bool:

@@ -59,8 +59,6 @@ MIN_OPERATIONS = 1000  # with fewer, a file may be empty and the watermark stop,
 
 @dataclass(frozen=True)
 class Landed:
-    """The numbers of rows and files that were written."""
-
     orders: int
     payments: int
     files: int
@@ -121,7 +119,6 @@ def _lag_ms(rng: np.random.Generator, n: int, most_ms: int) -> Int64s:
 
 
 def _with_spoilt(rng: np.random.Generator, orders: Columns) -> Columns:
-    """Return the orders, some of them twice, and rows that a purgatory rejects."""
     n = len(orders["order_id"])
     twice = np.flatnonzero(rng.random(n) < TWICE_SHARE)
     again = {name: column[twice] for name, column in orders.items()}

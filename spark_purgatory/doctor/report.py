@@ -57,7 +57,6 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
 
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """Return findings for JSON."""
     return [{"what": each.what, "found": each.found, "status": each.status, "remedy": each.remedy} for each in findings]
 
 
@@ -76,7 +75,6 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
-    """Return what to do next."""
     if wrong:
         return f"To mend: {', '.join(finding.what for finding in wrong)}. Then run this command again."
     if request.spark:

@@ -54,7 +54,6 @@ SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 
 def session_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Yield all findings about a session, in the order in which a query would need it."""
     yield release_finding("Spark", spark.version)
     yield from worker_findings(spark)
     yield delta_finding(spark)
@@ -152,7 +151,6 @@ def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
 
 
 def delta_finding(spark: SparkSession) -> Finding:
-    """Report whether the session reads and writes Delta tables."""
     try:
         described(spark, sql_text("/"))
     except SPARK_FAULTS as error:

@@ -82,7 +82,6 @@ def show_move(job_file: Path, changes: Sequence[str], consent: Consent, console:
 
 
 def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: Console) -> None:
-    """Write the tables of a checkpoint."""
     spark = started(settings, console)
     with at_work(console, "Reading the checkpoint"):
         counts = export_state(spark, checkpoint=checkpoint, folder=folder)

@@ -106,7 +106,6 @@ def _malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 
 def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> DataFrame:
-    """The rows of CSV or JSON files that do not fit the schema, as a stream."""
     ours = {option.lower() for option in OUR_OPTIONS}
     given = {option: value for option, value in source.options.items() if option.lower() not in ours}
     reader = spark.readStream.format(source.format).options(**{**NEVER_TOO_OLD, **given, **OUR_OPTIONS})

@@ -91,7 +91,6 @@ class OperationsInput(InputSection):
         return self
 
     def made(self) -> Operations:
-        """The library's own."""
         options = self.options()
         if len(options["keys"]) == 1:
             [options["keys"]] = options["keys"]
@@ -108,7 +107,6 @@ class CompletionsInput(InputSection):
         return self
 
     def made(self) -> Completions:
-        """The library's own."""
         return Completions(**self.options())
 
 
@@ -214,7 +212,6 @@ class Output(Model):
         return self
 
     def made(self) -> SinkOptions:
-        """The library's own, of a table."""
         return SinkOptions(**_given(self, but=TOPIC_FIELDS))
 
 
@@ -240,7 +237,6 @@ class DeadLetters(Model):
         return self
 
     def made(self) -> SinkOptions:
-        """The library's own, of the place alone."""
         return SinkOptions(path=self.path, table=self.table, format=self.format)
 
 
@@ -290,7 +286,6 @@ class JobConfig(Model):
     metrics: MetricsOutput | None = None
 
     def options(self) -> PurgatoryOptions:
-        """The options of `Purgatory` that the file gives."""
         return PurgatoryOptions(
             operations=self.operations.made(),
             completions=self.completions.made(),

@@ -19,7 +19,6 @@ MAX_BYTES = 2**31 - 1
 
 
 def records_of(spark: SparkSession, source: KafkaSource, with_headers: bool = False) -> DataFrame:
-    """The stream of a source's records, as Spark has them."""
     reader = spark.readStream.format("kafka").options(**source.options).option(*source.subscription)
     return (reader.option("includeHeaders", True) if with_headers else reader).load()
 

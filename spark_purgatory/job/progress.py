@@ -82,7 +82,6 @@ class ProgressDisplay:
             self._live.stop()
 
     def update(self, query: Query) -> None:
-        """Show what ended since the last call."""
         last = query.lastProgress
         if last is not None and last["batchId"] > self._last_batch:
             # Spark also reports triggers that found nothing to do.
@@ -101,7 +100,6 @@ class ProgressDisplay:
             say(self.console, STOPPING)
 
     def view(self) -> Group:
-        """The live view at this moment."""
         now_s = time.monotonic()
         doing = self._doing
         if self._waits:

@@ -71,7 +71,6 @@ class Rebuild:
 
     @cached_property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return the rows of each status before and after."""
         before, after = (
             {row[0]: row[1] for row in rows.groupBy(f"`{self.status}`").count().collect()}
             for rows in (self.replaced, self.decided)

@@ -158,7 +158,6 @@ def _end(
     report: RunReport,
     is_stopped: bool,
 ) -> None:
-    """Print the summary, and note the end of the run."""
     version = table_version_of(config)
     tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
     summary = report.summary = _summarise(spark, config, sink, console, totals=report.totals, tally=tally)

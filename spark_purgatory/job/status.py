@@ -40,13 +40,11 @@ class MicroBatch:
 
     @classmethod
     def read(cls, batch_id: int, offsets: str) -> MicroBatch:
-        """The micro-batch of a file of Spark's log of offsets."""
         facts = body_of(offsets)
         return cls(batch_id, facts["batchTimestampMs"], facts["batchWatermarkMs"])
 
 
 def instant(ms: int | None) -> str:
-    """Return a time of the watermark or of the clock as text."""
     return "-" if ms is None else f"{written(ms // 1000, '%Y-%m-%d %H:%M:%S')} UTC"
 
 

@@ -36,7 +36,6 @@ def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> tuple[
 
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:
-    """The records of outcomes, streaming or not."""
     key = key_text(*field_of(outcomes, id_column, "operations.id"))
     value = F.to_json(F.struct("*"), AS_JSON)
     return outcomes.select(key.alias("key"), value.alias("value"))

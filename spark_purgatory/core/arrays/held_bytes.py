@@ -36,7 +36,6 @@ def own_memory(owner: object) -> None:
 
 
 def _reached(owner: object) -> Iterator[tuple[str, object]]:
-    """Yield the path and object of everything that the owner reaches, each object once."""
     seen: set[int] = set()
     stack: list[tuple[str, object]] = [("", owner)]
     while stack:

@@ -87,7 +87,6 @@ def is_double(values: Numbers) -> bool:
 
 
 def is_wide(values: Numbers) -> bool:
-    """True if a column is of units of 16 bytes."""
     return values.dtype == WIDE
 
 
@@ -125,7 +124,6 @@ def _words(column: pa.Array, n_words: int) -> Int64s:
 
 
 def wide_of(low: Int64s, high: Int64s) -> Numbers:
-    """Return units of 128 bits from their words."""
     words = np.empty((len(low), 2), ">u8")
     words[:, 0] = high.view(np.uint64) ^ np.uint64(1 << 63)
     words[:, 1] = low.view(np.uint64)
@@ -133,7 +131,6 @@ def wide_of(low: Int64s, high: Int64s) -> Numbers:
 
 
 def widened(units: Numbers) -> Numbers:
-    """Return a column of units with 16 bytes each."""
     if is_wide(units):
         return units
     wide = wide_of(units, units >> 63)
@@ -156,12 +153,10 @@ def append(column: GrowableArray[Any], values: Numbers) -> GrowableArray[Any]:
 
 
 def larger(left: Numbers, right: Numbers) -> Numbers:
-    """Return the larger of each two numbers, (n,), both of one width."""
     return np.where(left < right, right, left) if is_wide(left) else np.maximum(left, right)
 
 
 def lowest(values: Numbers) -> Any:
-    """Return a value below every number of the column's type."""
     return -np.inf if is_double(values) else NO_WIDE if is_wide(values) else NO_UNITS
 
 
@@ -223,7 +218,6 @@ def stored(values: Numbers) -> Numbers:
 
 
 def restored(values: Numbers) -> Numbers:
-    """Return the column that `stored` was given."""
     return values.view(WIDE) if values.dtype.kind == "V" else values
 
 
@@ -295,7 +289,6 @@ class ExactSums:
 
     @staticmethod
     def zeros(n: int) -> ExactSums:
-        """Return n empty sums."""
         return ExactSums(np.zeros((LIMBS, n), np.int64))
 
     @staticmethod

@@ -214,12 +214,10 @@ def hash_order(hashes: Int64s) -> Int64s:
 
 
 def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """Return the distinct values of an ascending array."""
     return ascending[first_of_each(ascending)]
 
 
 def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
-    """Return the first position of each distinct value of an ascending array, (d,)."""
     return is_first(ascending).nonzero()[0]
 
 
@@ -237,7 +235,6 @@ def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def count_of(kept: Int64s | Bools) -> int:
-    """Return the number of flags that are set, or of positions."""
     return int(np.count_nonzero(kept)) if kept.dtype == np.bool_ else len(kept)
 
 
@@ -300,7 +297,6 @@ class GrowableArray(Generic[Kind]):
         self._length = end
 
     def fill(self, length: int, value: Kind) -> None:
-        """Append ``value`` until the column has at least ``length`` rows."""
         if length > self._length:
             self._reserve(length)
             self._buffer[self._length : length] = value
@@ -321,7 +317,6 @@ class GrowableArray(Generic[Kind]):
         self._length = count
 
     def truncate(self, length: int) -> None:
-        """Keep only the first ``length`` values."""
         self._length = length
         if len(self._buffer) > max(2 * length, GROWTH_FLOOR):
             self._buffer = self.values.copy()

@@ -48,13 +48,11 @@ class GrowableTexts:
         return pa.Array.from_buffers(self.kind, len(self), buffers)
 
     def append(self, texts: pa.Array) -> None:
-        """Append (n,) texts, n > 0."""
         ends, characters = parts_of(texts)
         self._ends.append(ends[1:] + (np.int32(self.size) - ends[0]))
         self._characters.append(characters)
 
     def keep(self, kept: Int64s | Bools) -> None:
-        """Keep only the texts at ``kept``, flags or ascending positions, in place."""
         texts, ends, characters = self.values, self._ends.writable, self._characters.writable
         count = size = 0
         for start, positions in blocks_of(kept):
@@ -131,7 +129,6 @@ class ValueColumn:
 
     @property
     def _parts(self) -> list[pa.Array]:
-        """The chunks. Some may have the null type."""
         if self._texts is not None:
             return [self._texts.values]
         if self._numbers is not None:
@@ -220,7 +217,6 @@ class ValueColumn:
         return pa.concat_arrays(chunks if all(is_null) else [self._typed(chunk) for chunk in chunks])
 
     def take(self, positions: Int64s) -> pa.Array:
-        """Return the values at ``positions``, (n,) int64."""
         if self._numbers is not None:
             return pa.array(self._numbers.values[positions], self._number_type)
         chunks, starts = self._parts, self.starts
@@ -261,7 +257,6 @@ class ValueColumn:
         return same
 
     def keep(self, kept: Int64s | Bools) -> None:
-        """Keep only the values at ``kept``, flags or ascending positions."""
         if not count_of(kept):
             self._chunks, self._numbers, self._texts, self._starts = [], None, None, np.zeros(1, np.int64)
         elif self._grown is not None:
@@ -344,7 +339,6 @@ def number_ranks(column: pa.Array) -> Int64s:
 
 
 def _both(first: Int64s, second: Int64s) -> Int64s:
-    """Rank by the first and then by the second."""
     return np.unique(first * (int(second.max(initial=0)) + 1) + second, return_inverse=True)[1]
 
 

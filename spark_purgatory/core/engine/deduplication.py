@@ -55,8 +55,6 @@ FORGET_SHARE, FORGET_FLOOR = 8, 1024  # ids are dropped once the expired ones ex
 
 @dataclass(frozen=True)
 class IdRows:
-    """A batch of n rows whose ids may have been seen."""
-
     identity: list[pa.Array]
     hashes: Int64s
     created_us: Int64s
@@ -144,7 +142,6 @@ class SeenIds:
         return row, slots
 
     def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
-        """Flag the rows of a batch whose id is live, for any created time; (n,) bool."""
         row, _ = self._find_live(identity, hashes, sorted_runs.hash_order(hashes), watermark_us)
         known = np.zeros(len(hashes), bool)
         known[row] = True
@@ -156,7 +153,6 @@ class SeenIds:
         self.deadline_us.writable[slots[gone]] = MIN_TIME_US
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
-        """Keep ids, (n,), each until its deadline; returns their slots, (n,) int64."""
         slots = np.arange(len(self), len(self) + len(hashes))
         self.index.add(sorted_runs.ordered((hashes & PREFIX_MASK) | slots))
         for column, values in zip(self.columns, identity, strict=True):
@@ -221,8 +217,6 @@ def identity_codes(identity: list[pa.Array]) -> Int64s:
 
 
 class Deduplication:
-    """The ids of accepted rows, and the undecided rows."""
-
     def __init__(self, spec: EngineSpec, rows: OperationTable, purgatory: DelayedOperationPurgatory) -> None:
         self.ids = SeenIds(spec.identity_width)
         self.undecided, self.undecided_hash = EMPTY, EMPTY  # (u,) int64: undecided rows, and hashes of their ids
@@ -308,7 +302,6 @@ class Deduplication:
             self.ids.move(self._rows.id_slot[rows], deadline_us)
 
     def forget(self, watermark_us: int) -> None:
-        """Forget ids whose deadline has passed."""
         new_slot = self.ids.forget(watermark_us)
         if new_slot is not None and self._has_slots:
             slots = self._rows.id_slot
@@ -333,12 +326,10 @@ class Deduplication:
         self.undecided = new_row[self.undecided].astype(np.int64)
 
     def identity_of(self, rows: Int64s) -> list[pa.Array]:
-        """Return the columns that identify rows, (n,)."""
         watchers = self._purgatory.watchers
         return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entries(rows)))
 
     def make_undecided(self, rows: Int64s, hashes: Int64s) -> None:
-        """Make rows, (n,), undecided; with the hashes of their ids."""
         self.undecided = np.concatenate((self.undecided, rows))
         self.undecided_hash = np.concatenate((self.undecided_hash, hashes))
 

@@ -68,7 +68,6 @@ class RepeatedDeliveries:
         return RepeatedDeliveries(n, named, repeated) if any(len(at) for at, _ in repeated.values()) else None
 
     def counts(self) -> Int64s:
-        """Return the number of deliveries to each operation, (n,)."""
         counts = np.zeros(self.n, np.int64)
         for operation, span in self.spans:
             at, _ = self.repeated[id(span.segment)]
@@ -175,14 +174,11 @@ class RelevantEvents:
 
     @cached_property
     def redeliveries(self) -> list[Redeliveries]:
-        """The deliveries of events that are already counted."""
         return [deliveries.redeliveries() for deliveries in self.repeated]
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of evaluating n operations with m watch entries."""
-
     resolved_us: Int64s  # (n,) MAX_TIME_US if neither the criterion nor a control event resolves it
     matched: Int64s  # (n,) relevant events up to resolved_us, or all if it is MAX_TIME_US
     satisfied: Bools  # (m,) the entry's key is satisfied by then
@@ -249,8 +245,6 @@ def _with_controls(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Operations of one rule, among all inputs."""
-
     inputs: EvaluationInput
     chosen: Int64s  # (c,)
     relevant: RelevantEvents
@@ -273,7 +267,6 @@ def _first_key(of: _Chosen) -> Int64s:
 
 
 def _at_deadline(of: _Chosen) -> Int64s:
-    """Return the deadline if any key had an event."""
     return np.where(_first_key(of) == MAX_TIME_US, MAX_TIME_US, of.inputs.deadline_us[of.chosen])
 
 
@@ -384,7 +377,6 @@ def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64
 
 
 def _spans_of(inputs: EvaluationInput, spans: list[Spans], chosen: Int64s) -> tuple[list[Spans], list[Int64s]]:
-    """Return the spans of chosen operations, (c,), and the position of each span's operation."""
     mine, position = [], []
     place = np.full(len(inputs.rule), -1)
     place[chosen] = np.arange(len(chosen))
@@ -441,11 +433,9 @@ class _Failures:
     lost_us: Int64s  # (m,) the same, MAX_TIME_US if the key is satisfied
 
     def first_lost(self) -> Int64s:
-        """Return the first failure of a key that is not satisfied."""
         return np.minimum.reduceat(self.lost_us, self.inputs.first_entry)
 
     def last_lost(self) -> Int64s:
-        """Return the failure of the last key if none is satisfied."""
         return np.maximum.reduceat(self.lost_us, self.inputs.first_entry)
 
     def last(self) -> Int64s:
@@ -477,8 +467,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class RuleTraits:
-    """The evaluation of one rule; `criteria` has its inputs."""
-
     when: Callable[[_Chosen], Int64s]  # when the criterion of each operation is met
     lost_when: Callable[[_Failures], Int64s]  # when it can no longer be met, for all inputs
     reached: Callable[[Progress], pa.Array]

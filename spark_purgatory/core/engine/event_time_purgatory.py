@@ -81,7 +81,6 @@ class Completion:
 
     @property
     def resolver(self) -> Resolver:
-        """A resolver of rows over the logs as they are now."""
         return Resolver(self._spec, self.rows, self.purgatory.watchers, self._events.log, self._events.controls)
 
     # --- what a step calls -----------------------------------------------------------------------------
@@ -91,12 +90,10 @@ class Completion:
         self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self._spec.tick_ms))
 
     def expire(self) -> None:
-        """Move the clock to the watermark, and emit the outcomes whose time has come."""
         if self.watermark_ms > 0:
             self.purgatory.advance_clock(self, self.watermark_ms)
 
     def check(self, arrived: EventSegment) -> None:
-        """Try the operations that wait on the keys of events that arrived."""
         if not self._only_deadlines:
             self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
 
@@ -107,7 +104,6 @@ class Completion:
         self.purgatory.try_complete_else_watch(self, keys, operations.offsets, deadlines_ms, operations.key_hash)
 
     def move_timers(self, rows: Int64s, due_us: Int64s) -> None:
-        """Set the timers of rows, (n,), to other times, (n,)."""
         self.purgatory.rearm(rows, self.ticks_ms(rows, due_us))
 
     def due_us(self, resolutions: Resolutions) -> Int64s:
@@ -359,7 +355,6 @@ class EventTimePurgatory:
 
     @property
     def resolver(self) -> Resolver:
-        """A resolver of rows over the logs as they are now."""
         return self.completion.resolver
 
     @property
@@ -373,12 +368,10 @@ class EventTimePurgatory:
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark in milliseconds, rounded down to the tick; 0 while there is none."""
         return self.completion.watermark_ms
 
     @property
     def watermark_us(self) -> int:
-        """The watermark in microseconds; MIN_TIME_US while there is none."""
         return self.completion.watermark_us
 
     @property
@@ -387,7 +380,6 @@ class EventTimePurgatory:
         return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def oldest_us(self) -> int | None:
-        """Return the first created time of the waiting operations; None if nothing waits."""
         return int(self.rows.created_us[self.purgatory.waiting()].min()) if self.pending else None
 
     def next_due_ms(self) -> int | None:

@@ -89,11 +89,9 @@ class Deliveries:
         return numbers.joined(found)[order] if found else np.zeros(0)
 
     def columns(self) -> pa.StructArray | None:
-        """Return the events' columns that outcomes carry."""
         return self._gathered([segment.columns for segment in self.segments])
 
     def event_ids(self) -> pa.Array | None:
-        """Return the events' ids; None in a query without event ids."""
         return self._gathered([segment.event_ids for segment in self.segments])
 
     def _gathered(self, held: list[pa.Array | None]) -> pa.Array | None:
@@ -129,13 +127,11 @@ class Deliveries:
         return np.lexsort((ranks[1], ranks[0], key, time_us, self.operation))
 
     def ranks(self) -> Int64s:
-        """Return the ranks of ids and of contents, (2, d)."""
         ids, columns = self.event_ids(), self.columns()
         nothing = np.zeros(len(self), np.int64)
         return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
 
     def by_value(self) -> Deliveries:
-        """Sort deliveries by operation and then by value, the largest first; equal ones keep their order."""
         return self.take(np.lexsort((~self._sizes(), self.operation)))
 
     def only_largest(self, n: int) -> Deliveries:
@@ -209,7 +205,6 @@ def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
 
 
 def event_structs(deliveries: Deliveries, keys: pa.Array, spec: EngineSpec) -> pa.StructArray:
-    """Return deliveries as the events of outcomes, with their keys, (d,)."""
     texts = as_text(without_prefix(keys, spec.key_prefix))
     if deliveries.keyless.any():
         texts = texts.take(pa.array(np.arange(len(texts)), mask=deliveries.keyless))
@@ -231,7 +226,6 @@ class _Asked:
 
     @staticmethod
     def of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> _Asked:
-        """Take the chosen rows, (n,) bool."""
         rows, resolved_us = resolutions.rows[chosen], resolutions.resolved_us[chosen]
         return _Asked(resolver, status, *resolver.inputs(rows), rows, resolved_us, resolutions.spans_of(chosen))
 
@@ -260,7 +254,6 @@ class _Asked:
         return found
 
     def all_events(self, most: int) -> pa.ListArray:
-        """Return the first ``most`` events that counted for each operation, (n,)."""
         parts = self.listed(most)
         spec, keys = self.resolver.spec, self.resolver.watchers.keys
         structs = [event_structs(part, keys.take(self.entries[part.entry]), spec) for part in parts]
@@ -402,6 +395,5 @@ class _Asked:
 
 
 def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the start and end of the events at the given time of each span."""
     low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
     return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)

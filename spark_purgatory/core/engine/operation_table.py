@@ -53,7 +53,6 @@ class Payload:
 
     @property
     def ids(self) -> ValueColumn:
-        """The ids, if a payload column has them."""
         column = None if self._id_at is None or self.kind is None else self._column(self._id_at)
         return ValueColumn() if column is None else column
 
@@ -94,7 +93,6 @@ class Payload:
             column.keep(rows)
 
     def merge(self) -> None:
-        """Merge chunks, as `ValueColumn.merge` does."""
         for column in self._own.values():
             column.merge()
 
@@ -130,13 +128,11 @@ def _structs(columns: list[pa.Array], kind: pa.StructType, rows: int) -> pa.Stru
 
 
 def rule_numbers(spec: EngineSpec) -> list[str]:
-    """Return the names of the number columns that rules by row need."""
     asked = {"need": spec.by_row, "level_need": spec.by_row, "sum_need": spec.by_row and spec.scale is not None}
     return [name for name, is_asked in asked.items() if is_asked]
 
 
 def extra_columns(spec: EngineSpec) -> list[str]:
-    """Return the names of the int64 columns that only some queries have."""
     asked = {"rule": spec.by_row, "id_hash": spec.operation_ids, "id_slot": spec.control_events}
     return [name for name, is_asked in asked.items() if is_asked]
 
@@ -201,7 +197,6 @@ class OperationTable:
         return saturating_add(self.created_us[rows], -self.spec.lookback_us)
 
     def _set_from_us(self, first: int, from_us: Int64s) -> None:
-        """Set `from_us` of the n rows that begin at row ``first``."""
         rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
         if len(rows):
             self.late_rows = np.concatenate((self.late_rows, rows + first))

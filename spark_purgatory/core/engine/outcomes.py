@@ -36,7 +36,6 @@ MOST_BYTES = 2**31 - 1  # of one value: Arrow's binary arrays count bytes in 32 
 
 
 def evidence_fields(spec: EngineSpec) -> list[pa.Field]:
-    """Return the columns of an outcome that carry events, if there are any."""
     if spec.evidence is None:
         return []
     event = spec.event_type()
@@ -54,11 +53,9 @@ class MissingKeys:
 
     @staticmethod
     def none(n: int) -> MissingKeys:
-        """Return the missing keys of n operations whose criterion has none."""
         return MissingKeys(pa.array([], pa.string()), np.zeros(n, np.int64), np.zeros(n, bool))
 
     def to_arrow(self) -> pa.ListArray:
-        """Return the keys as an array<string> column."""
         offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
         mask = None if self.applies.all() else pa.array(~self.applies)
         keys = as_text(without_prefix(self.keys, self.prefix))
@@ -163,16 +160,13 @@ class Tally:
         self.event_rejections = self.event_rejections + [0] * (len(EventRejection) - len(self.event_rejections))
 
     def decided(self) -> int:
-        """Return the number of operations that have their outcome."""
         return sum(self.by_status[: Status.ORPHAN])
 
     @property
     def pending(self) -> int:
-        """The number of operations that were received and not decided."""
         return self.received - self.decided()
 
     def see(self, operations_us: int, events_us: int) -> None:
-        """Take in the newest times of a step's operations and events."""
         self.newest_operation_us = max(self.newest_operation_us, operations_us)
         self.newest_event_us = max(self.newest_event_us, events_us)
 
@@ -194,13 +188,10 @@ class Tally:
 
 
 def add_counts(counts: list[int], codes: Int64s) -> None:
-    """Count codes of `OperationRejection` or `EventRejection`, (n,)."""
     counts[:] = (np.array(counts) + np.bincount(codes, minlength=len(counts))).tolist()
 
 
 class Outcomes:
-    """The outcomes of a step, in the order in which they were decided."""
-
     def __init__(self, spec: EngineSpec) -> None:
         self.batches: list[OutcomeBatch] = []
         self._orphans, self._evidence = spec.orphans != "none", evidence_fields(spec)

@@ -97,8 +97,6 @@ class Resolutions:
 
 @dataclass(frozen=True)
 class Resolver:
-    """A resolver of rows over the logs."""
-
     spec: EngineSpec
     rows: OperationTable
     watchers: Watchers
@@ -106,7 +104,6 @@ class Resolver:
     controls: ControlLog
 
     def resolve(self, rows: Int64s) -> Resolutions:
-        """Evaluate the criterion of ``rows``, (n,) int64."""
         inputs, entries = self.inputs(rows)
         spans = self.relevant(inputs, rows, entries)
         relevant = RelevantEvents.of(inputs, spans)
@@ -167,7 +164,6 @@ class Resolver:
         return inputs, entries
 
     def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
-        """Return rows and their watch entries as control logs look them up."""
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
@@ -197,7 +193,6 @@ class Resolver:
         )
 
     def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Numbers, Numbers]:
-        """Return rule, need, sum_need and level_need of rows and entries."""
         criterion, scale, table = self.spec.criterion, self.spec.scale, self.rows
         if not isinstance(criterion, Criterion):
             return table.rule[rows], table.need[rows], table.sum_need[rows], table.level_need[entries]
@@ -209,7 +204,6 @@ class Resolver:
         return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
 
     def relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """Return the completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         completions = partial(self._completions, inputs, rows, entries, from_us=from_us, until_us=until_us)
         sums = inputs.has(ADDING)[inputs.owner]

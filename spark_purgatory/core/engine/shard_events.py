@@ -101,7 +101,6 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
 def _carried(
     event: pa.StructArray, times_us: pa.Array, events: EventSegment | EventArrivals, spec: EngineSpec
 ) -> dict[str, Any]:
-    """Return the columns that ORPHANs have of their events; ``event`` has `EVENT_FIELDS`."""
     if spec.evidence is None:
         return {"event": event}
     structs = structs_of(event.field("event_key"), times_us, events.event_ids, events.columns, spec)
@@ -217,15 +216,12 @@ class EntryTimes:
     sums: Bools | None  # (m,) only events count that a sum can take; None: there are no others
 
     def counted_us(self, kind: int) -> Int64s:
-        """Return the last time at which events of a kind count, (m,)."""
         if kind != EventKind.COMPLETE or self.fail_us is None:
             return self.end_us
         return np.minimum(self.end_us, self.fail_us)
 
 
 class OrphanEvents:
-    """Events that no operation has counted."""
-
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._has_marks = spec.orphans == "all"
@@ -239,7 +235,6 @@ class OrphanEvents:
         return sum(map(len, self.unmatched.logs.values()))
 
     def earliest_us(self) -> int | None:
-        """Return the time of the first event; None without events."""
         segments = [segment for log in self.unmatched.logs.values() for segment in log.segments]
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 

@@ -57,7 +57,6 @@ class Waiting:
         return len(self._rows)
 
     def payload(self) -> pa.StructArray:
-        """Return the operations' own columns, by position."""
         return self._engine.rows.payload.take(self._rows)
 
     def column(self, name: str) -> pa.Array:

@@ -124,7 +124,6 @@ class _Together:
             yield Spans(segment, self.owner[mine], begin, low, finish)
 
     def _segment(self, events: Int64s, group: Int64s, n: int) -> EventSegment:
-        """Build a segment of events in n groups, each by time."""
         order = np.lexsort((self.time_us[events], group))
         events, start = events[order], group[order].searchsorted(np.arange(n + 1))
         return EventSegment(np.arange(n), pa.nulls(n), start, self.time_us[events], self.granted_us[events])
@@ -153,7 +152,6 @@ def _reach(segment: EventSegment) -> Int64s:
 
 
 def _moved_to(segment: EventSegment) -> Int64s:
-    """Return the deadline that each extension gives by itself, (E,) int64."""
     return saturating_add(segment.time_us, _granted(segment))
 
 
@@ -201,8 +199,6 @@ class Targets:
 
 @dataclass(frozen=True)
 class ControlEffects:
-    """The effects of control events on n operations with m watch entries."""
-
     deadline_us: Int64s  # (n,) after all extensions
     fail_us: Int64s  # (m,) first failure of the entry's key, MAX_TIME_US without one
     force_us: Int64s  # (n,)
@@ -267,7 +263,6 @@ class ControlLog:
         return targets.named_spans(log, False, from_us, to_us)
 
     def summable(self) -> ControlLog:
-        """Return a log of the events that a sum can take."""
         controls = ControlLog()
         controls.logs = {key: log.summable() for key, log in self.logs.items()}
         return controls
@@ -303,7 +298,6 @@ class ControlLog:
 
     @property
     def extends(self) -> bool:
-        """True if an event may move a deadline."""
         return bool(self.logs_of(EventKind.EXTEND))
 
     def logs_of(self, kind: EventKind) -> list[EventLog]:

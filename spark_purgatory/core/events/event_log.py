@@ -69,17 +69,14 @@ class EventSegment:
 
     @property
     def group(self) -> Int64s:
-        """The group of every event, (E,) int64."""
         return np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
 
     @property
     def hashes(self) -> Int64s:
-        """The key hash of every event, (E,) int64."""
         return np.repeat(self.group_hash, np.diff(self.start))
 
     @property
     def keys(self) -> pa.Array:
-        """The key of every event, (E,)."""
         return self.group_keys.take(pa.array(self.group))
 
     @cached_property

@@ -62,7 +62,6 @@ class Watchers:
 
     @property
     def rows(self) -> int:
-        """The number of rows, listed or not."""
         return len(self.listed) if self._first_entry is None else len(self._first_entry) - 1
 
     @property
@@ -118,7 +117,6 @@ class Watchers:
         return sorted_runs.expand(first[rows], first[rows + 1] - first[rows])
 
     def first_entries(self, rows: Int64s) -> Int64s:
-        """Return the first entry of each row, (n,) int64, read only."""
         return rows if self._first_entry is None else self._first_entry.values[rows]
 
     def entries_among(self, rows: Bools) -> Bools:
@@ -140,7 +138,6 @@ class Watchers:
         return needle[here], entries[here]
 
     def drop(self, entries: Int64s) -> None:
-        """Remove listed entries, (m,) distinct, from their lists."""
         self.listed.writable[entries] = False
         self.watched -= len(entries)
 
@@ -200,7 +197,6 @@ class DelayedOperationPurgatory:
 
     @property
     def next_row(self) -> int:
-        """The number of the next operation to be registered."""
         return len(self.state)
 
     @property

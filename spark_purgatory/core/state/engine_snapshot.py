@@ -47,7 +47,6 @@ EVENT_LOGS = ("control", "unmatched")  # owners of logs of events, besides that 
 
 
 def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
-    """Save a segment as arrays and tables whose names begin with ``name``."""
     arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
     arrays[f"{name}.time_us"] = segment.time_us
     if segment.value is not None:
@@ -121,7 +120,6 @@ def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, table
 
 
 def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
-    """Match the columns that are kept of events with those that a query keeps."""
     assert spec.event_columns is not None
     return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))
 
@@ -154,7 +152,6 @@ def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
 
 
 def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
-    """Save a column of keys, chunk by chunk."""
     keys.merge()
     if keys.chunks:
         tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
@@ -175,7 +172,6 @@ def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
 
 
 def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
-    """Restore the watch lists that `save_watchers` saw."""
     # Without this array, operations have one key each: entry and row are the same number.
     watchers.set_first_entry(arrays.get("watch.first_entry", np.arange(len(waiting) + 1)))
     listed = arrays.get("watch.listed", watchers.entries_among(waiting))
@@ -389,7 +385,6 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
 
 
 def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
-    """Match the operations' own columns with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
     return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.removed_columns))
@@ -436,7 +431,6 @@ def _taken_from(argument: str, *names: str | None) -> str:
 
 
 def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventLog]]:
-    """Return the logs besides that of completions, each with its owner and key."""
     logs = [(owner, *key, log) for owner, of in engine.events.other_logs().items() for key, log in of.items()]
     return [({"owner": owner, "kind": KINDS[kind], "is_named": named}, log) for owner, kind, named, log in logs]
 
@@ -474,7 +468,6 @@ def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
 
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
-    """Return the counts since the shard's first step."""
     return dict(vars(engine.outcomes.tally))
 
 

@@ -247,7 +247,6 @@ def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
 
 
 def _unvalued_until_us(spec: EngineSpec, rows: pa.Table) -> int | None:
-    """Return the time of the latest event without a value, which may not have been kept; None if there is none."""
     if spec.evidence is None or not spec.evidence.has_value:
         return None
     columns = plain(rows)
@@ -334,5 +333,4 @@ def _needs(texts: pa.Array, spec: EngineSpec) -> numbers.Numbers:
 
 
 def plain(table: pa.Table) -> dict[str, pa.Array]:
-    """Return the columns of a table, each as one array."""
     return {name: whole(table, name) for name in table.column_names}

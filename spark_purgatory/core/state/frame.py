@@ -52,7 +52,6 @@ def decoding(what: str) -> Iterator[None]:
 
 
 def write_frame(magic: bytes, version: int, body: bytes) -> bytes:
-    """Return the body after its header."""
     header = HEADER.pack(magic, version, zlib.crc32(body), len(body))
     return b"".join((header, CHECKSUM.pack(zlib.crc32(header)), body))
 

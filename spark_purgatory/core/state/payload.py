@@ -101,7 +101,6 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of a batch, by position, under another schema."""
     columns = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
     return batch_of(columns, schema, len(batch))
 
@@ -325,8 +324,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StoredPayload:
-    """The payload of a checkpoint, matched with the columns of a query."""
-
     batches: list[pa.RecordBatch]
     names: Sequence[str]  # of the columns in the checkpoint
     columns: pa.Schema
@@ -344,7 +341,6 @@ class StoredPayload:
         return same_types and list(self.names) == self.columns.names
 
     def differences(self) -> list[str]:
-        """Return the changes that are refused, each with its remedy."""
         held = zip(self.batches[0].schema, self.names, strict=True)
         named = [each.with_name(name) for each, name in held]
         found = [] if self.is_same else list(self.comparison.of_columns(named, list(self.columns)))

@@ -195,7 +195,6 @@ class ShardState:
 
     @property
     def size(self) -> int:
-        """The bytes in the state store."""
         if self.head is None:
             return len(self.snapshot or b"")
         head = read_head(self.head)
