@@ -79,10 +79,9 @@ def doctor(
 
     Exit code: 0 everything is right, 1 there is something to do, 2 an argument is wrong.
     """
-    from spark_purgatory.doctor.report import DoctorRequest, run_doctor
+    from spark_purgatory.doctor.report import run_doctor
 
-    asked = DoctorRequest(spark or remote is not None, remote, settings=conf or [], as_json=json)
-    raise typer.Exit(run_doctor(asked, terminal()))
+    raise typer.Exit(run_doctor(terminal(), spark or remote is not None, remote, settings=conf or [], as_json=json))
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
@@ -154,16 +153,11 @@ def run(
     was started, 3 the sum of the outcomes does not add up, 4 more rows were late or rejected than --fail-above.
     """
     require_spark("The job")
-    from spark_purgatory.job.runner import RunRequest, run_file
+    from spark_purgatory.job.runner import run_file
 
     changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
-    raise typer.Exit(
-        run_file(
-            job_file,
-            changes,
-            RunRequest(spark_log, traceback, json=json, fail_above=fail_above, textfile=textfile, wait=wait),
-        )
-    )
+    how: dict[str, Any] = {"json": json, "fail_above": fail_above, "textfile": textfile, "wait": wait}
+    raise typer.Exit(run_file(job_file, changes, spark_log=spark_log, show_traceback=traceback, **how))
 
 
 @app.command()
@@ -197,10 +191,10 @@ def status(
     """
     if spark:
         require_spark("This check")
-    from spark_purgatory.job.status import StatusRequest, show_status
+    from spark_purgatory.job.status import show_status
 
-    asked = StatusRequest(json, max_silence, max_lag, spark, settings=conf or [])
-    raise typer.Exit(show_status(checkpoint, terminal(), asked))
+    how: dict[str, Any] = {"max_silence": max_silence, "max_lag": max_lag, "spark": spark, "settings": conf or []}
+    raise typer.Exit(show_status(checkpoint, terminal(), as_json=json, **how))
 
 
 @app.command()

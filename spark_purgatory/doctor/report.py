@@ -6,7 +6,6 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,31 +27,23 @@ COLOURS = {"ok": "green", "NO": "red", "note": "yellow"}
 CONNECT_PORT, CONNECT_SECONDS = 15002, 10
 
 
-@dataclass(frozen=True)
-class DoctorRequest:
-    spark: bool = False
-    remote: str | None = None
-    settings: Sequence[str] = ()
-    as_json: bool = False
-
-
-def run_doctor(request: DoctorRequest, console: Console) -> int:
+def run_doctor(console: Console, spark: bool, remote: str | None, settings: Sequence[str], as_json: bool) -> int:
     """Print the findings; return the exit code: 1 if something must be done, 2 for a wrong argument."""
     try:
-        settings = settings_from(request.settings)
+        given = settings_from(settings)
     except ConfigError as error:
         say(terminal(stderr=True), str(error))
         return 2
     with at_work(console, "Looking"):
-        findings = list(findings_of(request, settings))
+        findings = list(findings_of(spark, remote, given))
     wrong = [finding for finding in findings if finding.remedy]
-    if request.as_json:
+    if as_json:
         console.out(
             json.dumps({"ok": not wrong, "findings": as_objects(findings)}, ensure_ascii=False), highlight=False
         )
     else:
         show_findings(findings, console)
-        say(console, next_step(request, wrong))
+        say(console, next_step(spark, wrong))
     return int(bool(wrong))
 
 
@@ -74,30 +65,30 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"{counts['NO']:,} to mend (NO, with a remedy), {counts['ok']:,} right{notes}."
 
 
-def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
+def next_step(spark: bool, wrong: Sequence[Finding]) -> str:
     if wrong:
         return f"To mend: {', '.join(finding.what for finding in wrong)}. Then run this command again."
-    if request.spark:
+    if spark:
         return f"All fits. If outcomes look wrong all the same: {LOOKS_WRONG}"
     return "All fits. To look at Spark too: spark-purgatory doctor --spark. To see it work: spark-purgatory demo"
 
 
-def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:
+def findings_of(spark: bool, remote: str | None, settings: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings about this machine, and about a session if that was asked for."""
-    here = machine_findings() if request.remote is None else [pyspark_finding()]
+    here = machine_findings() if remote is None else [pyspark_finding()]
     yield from here
-    if not request.spark:
+    if not spark:
         return
     if any(finding.remedy and finding.what in ("Java", "pyspark", "delta-spark") for finding in here):
         yield Finding("Spark session", "not started", "mend what is wrong above first")
         return
-    spark = session_or_finding(settings, request.remote)
-    if isinstance(spark, Finding):
-        yield spark
+    session = session_or_finding(settings, remote)
+    if isinstance(session, Finding):
+        yield session
         return
     from spark_purgatory.doctor.session import session_findings
 
-    yield from session_findings(spark)
+    yield from session_findings(session)
 
 
 def session_or_finding(settings: Mapping[str, str], remote: str | None = None) -> SparkSession | Finding:

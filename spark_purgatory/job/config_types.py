@@ -83,11 +83,15 @@ class Model(BaseModel):
     def _in_full(cls, given: Any) -> Any:
         return cls.long_form(given)
 
+    def made(self) -> Any:
+        """Return the library's own object of the section. Raises ConfigError or ValueError for what cannot work."""
+
     @model_validator(mode="after")
-    def _one_is_given(self) -> Self:
+    def _can_be_made(self) -> Self:
         given = [name for name in self.one_of if getattr(self, name) is not None]
         if self.one_of and len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(self.one_of)}; got {' and '.join(given) or 'none'}")
+        self.made()
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:

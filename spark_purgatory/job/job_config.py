@@ -85,11 +85,6 @@ def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[
 class OperationsInput(InputSection):
     """Rows that wait; a field means what the argument of `Operations` of that name means."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> OperationsInput:
-        self.made()
-        return self
-
     def made(self) -> Operations:
         options = self.options()
         if len(options["keys"]) == 1:
@@ -100,11 +95,6 @@ class OperationsInput(InputSection):
 @with_options_of(Completions)
 class CompletionsInput(InputSection):
     """Events; a field means what the argument of `Completions` of that name means."""
-
-    @model_validator(mode="after")
-    def _checked(self) -> CompletionsInput:
-        self.made()
-        return self
 
     def made(self) -> Completions:
         return Completions(**self.options())
@@ -149,27 +139,20 @@ class CriterionSection(Model):
             return {"rule": "by_row", "by_row": need} if rule == "by_row" else {"rule": rule, "need": need}
         return given
 
-    @model_validator(mode="after")
-    def _need_where_needed(self) -> CriterionSection:
+    def made(self) -> criteria.Criterion | criteria.ByRow:
+        """Return ``any_key()``, ``quorum(2)``; a need in quotes is an exact decimal."""
         if self.rule == "by_row":
             if self.by_row is None or self.need is not None:
                 raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
-        elif self.by_row is not None:
-            raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
-        elif self.rule not in criteria.NUMBERED:
-            if self.need is not None:
-                raise ValueError(f"{self.rule} takes no number")
-        elif self.need is None:
-            raise ValueError(f"{self.rule} needs a number: {{{self.rule}: 2}}")
-        self.made()
-        return self
-
-    def made(self) -> criteria.Criterion | criteria.ByRow:
-        """The library's own: ``any_key()``, ``quorum(2)``; a need in quotes is an exact decimal."""
-        if self.by_row is not None:
             return criteria.by_row(**self.by_row.model_dump())
+        if self.by_row is not None:
+            raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
+        if self.rule in criteria.NUMBERED and self.need is None:
+            raise ValueError(f"{self.rule} needs a number: {{{self.rule}: 2}}")
         if self.need is None:
             return criteria.Criterion(self.rule)
+        if self.rule not in criteria.NUMBERED:
+            raise ValueError(f"{self.rule} takes no number")
         try:
             return criteria.Criterion(self.rule, Decimal(self.need) if isinstance(self.need, str) else self.need)
         except InvalidOperation:
@@ -198,7 +181,7 @@ class Output(Model):
     options: dict[str, Scalar] = Field(default_factory=dict)  # The topic's producer: ``kafka.bootstrap.servers``, ...
 
     @model_validator(mode="after")
-    def _checked(self) -> Output:
+    def _can_be_made(self) -> Output:
         if self.topic is None:
             if self.options:
                 raise ValueError("options belong to a Kafka topic: name it, as topic: outcomes")
@@ -230,11 +213,6 @@ class DeadLetters(Model):
     table: Text | None = None
     format: Literal["delta", "iceberg"] | None = None
     checkpoint: Text | None = None
-
-    @model_validator(mode="after")
-    def _checked(self) -> DeadLetters:
-        self.made()
-        return self
 
     def made(self) -> SinkOptions:
         return SinkOptions(path=self.path, table=self.table, format=self.format)

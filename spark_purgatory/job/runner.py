@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,50 +239,44 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int], rep
         return report.exit_code()
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """The options of the command that are not about the job itself."""
-
-    spark_log: Path | None = None
-    show_traceback: bool = False
-    json: str | None = None
-    """A file for the run's report, or "-"."""
-    fail_above: float | None = None
-    """The largest share of late and rejected rows that is right."""
-    textfile: Path | None = None
-    """A file for the report's numbers, for Prometheus."""
-    wait: str | None = None
-    """The longest time to wait for another run on the checkpoint."""
-
-
-def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int:
+def run_file(
+    job_file: Path,
+    changes: Sequence[str],
+    *,
+    spark_log: Path | None = None,
+    show_traceback: bool = False,
+    json: str | None = None,
+    fail_above: float | None = None,
+    textfile: Path | None = None,
+    wait: str | None = None,
+) -> int:
     """Run the job of a YAML file with ``changes`` (``field=value`` each) until it ends; return the exit code."""
-    console, errors = terminal(stderr=request.json == "-"), terminal(stderr=True)
+    console, errors = terminal(stderr=json == "-"), terminal(stderr=True)
     report = RunReport(job=str(job_file))
     stop = StopRequest()
-    spark_log = request.spark_log or log_file()
+    log = spark_log or log_file()
 
     def body() -> int:
         config = load_config(job_file, changes)
         report.job, report.checkpoint = config.name, without_login(config.checkpoint)
-        with only_run(config.checkpoint, request.wait, remedy=", or give --wait '1 hour'"):
+        with only_run(config.checkpoint, wait, remedy=", or give --wait '1 hour'"):
             if (last := nothing_new(config)) is not None:
                 report.summary, report.gauges = last
                 say(console, f"{config.name}: nothing is new since the last run, so Spark is not started")
                 print_summary(console, report.summary, str(config.output.made().path), report.totals)
             else:
                 in_spark(config)
-        return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(request.fail_above)
+        return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(fail_above)
 
     def in_spark(config: JobConfig) -> None:
         if not console.is_terminal:
-            say(console, f"{config.name}: starting Spark, whose own output is in {spark_log}")
+            say(console, f"{config.name}: starting Spark, whose own output is in {log}")
         with at_work(console, f"{config.name}: starting Spark"):
-            spark = build_session(config, spark_log)
+            spark = build_session(config, log)
         stop.listen()
         try:
             with stop.heard_by_the_jvm():
-                run(spark, config, console, stop, spark_log, report=report)
+                run(spark, config, console, stop, log, report=report)
             spark.stop()
         except (Py4JError, ConnectionError) as error:
             # The signal may reach the JVM as well, and end it before we have stopped the query.
@@ -291,12 +285,12 @@ def run_file(job_file: Path, changes: Sequence[str], request: RunRequest) -> int
 
     code = ExitCode.FAILED
     try:
-        code = ExitCode(guarded(errors, request.show_traceback, body, report))
+        code = ExitCode(guarded(errors, show_traceback, body, report))
     finally:
-        if request.json is not None:
-            report.write(request.json, code)
-        if request.textfile is not None:
-            report.write_textfile(request.textfile, code)
+        if json is not None:
+            report.write(json, code)
+        if textfile is not None:
+            report.write_textfile(textfile, code)
     if code == ExitCode.FAILED:
-        say(errors, f"Spark's own output: {spark_log}")
+        say(errors, f"Spark's own output: {log}")
     return code

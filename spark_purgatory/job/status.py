@@ -75,36 +75,34 @@ def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: i
     return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
 
 
-@dataclass(frozen=True)
-class StatusRequest:
-    as_json: bool = False
-    max_silence: str | None = None
-    """Fail if the last micro-batch began longer ago."""
-    max_lag: str | None = None
-    """Fail if the watermark is further behind the clock."""
-    spark: bool = False
-    """Make the checks of the query's start, in a session with these ``settings``."""
-    settings: Sequence[str] = ()
+def show_status(
+    checkpoint: str,
+    console: Console,
+    as_json: bool = False,
+    max_silence: str | None = None,
+    max_lag: str | None = None,
+    spark: bool = False,
+    settings: Sequence[str] = (),
+) -> int:
+    """Print the status of a query; return the exit code: 1 if it is silent or behind for too long, or needs mending.
 
-
-def show_status(checkpoint: str, console: Console, request: StatusRequest | None = None) -> int:
-    """Print the status of a query; return the exit code: 1 if it is silent or behind for too long, or needs mending."""
-    request = request or StatusRequest()
+    ``spark``: with the checks of the query's start, in a session with these ``settings``.
+    """
     folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
     now_ms = time.time_ns() // 1_000_000
     findings: list[Finding] = []
     facts, alarms = None, list[str]()
     try:
-        if request.spark:
-            findings = _findings(checkpoint, settings_from(request.settings), console)
+        if spark:
+            findings = _findings(checkpoint, settings_from(settings), console)
         facts = _facts(checkpoint, folder)
-        alarms = _alarms(facts, request, now_ms)
+        alarms = _alarms(facts, max_silence, max_lag, now_ms)
     except (PurgatoryError, OSError) as error:
         if not findings:  # These have the damage with its remedy, also of a checkpoint in another storage.
             say(terminal(stderr=True), str(error))
             return 2
-    if request.as_json:
-        found = {"findings": as_objects(findings)} if request.spark else {}
+    if as_json:
+        found = {"findings": as_objects(findings)} if spark else {}
         print(json.dumps({**(facts.as_dict(now_ms) if facts else {}), "alarms": alarms, **found}))
     else:
         for line in [*(facts.lines(now_ms) if facts else ()), *alarms]:
@@ -124,12 +122,12 @@ def _findings(checkpoint: str, settings: Mapping[str, str], console: Console) ->
         return list(query_findings(spark, checkpoint))
 
 
-def _alarms(facts: QueryStatus, request: StatusRequest, now_ms: int) -> list[str]:
+def _alarms(facts: QueryStatus, max_silence: str | None, max_lag: str | None, now_ms: int) -> list[str]:
     last = facts.history[-1] if facts.history else None
     began_ms = max(last.began_ms if last else 0, facts.idle_run_ms)
     checks = (
-        ("--max-silence", request.max_silence, "No run and no micro-batch has begun", began_ms),
-        ("--max-lag", request.max_lag, "The watermark is behind the clock", last and last.watermark_ms),
+        ("--max-silence", max_silence, "No run and no micro-batch has begun", began_ms),
+        ("--max-lag", max_lag, "The watermark is behind the clock", last and last.watermark_ms),
     )
     alarms = []
     for name, text, what, at_ms in checks:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.core.state.blob import HEADER_BYTES
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding
-from spark_purgatory.doctor.report import DoctorRequest, findings_of
+from spark_purgatory.doctor.report import findings_of
 from spark_purgatory.doctor.session import (
     _about_state,
     checkpoint_findings,
@@ -171,13 +171,13 @@ def test_a_server_that_does_not_speak_grpc_is_a_finding(monkeypatch: pytest.Monk
     monkeypatch.setattr("spark_purgatory.doctor.report.CONNECT_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = f"sc://127.0.0.1:{silent.getsockname()[1]}"
-        *_, found = findings_of(DoctorRequest(remote=remote, spark=True), {})
+        *_, found = findings_of(True, remote, {})
     assert found.what == "Spark Connect" and found.found.endswith("and did not answer as gRPC within 2 s")
     assert "use_ssl=true" in found.remedy
 
 
 def test_no_server_of_spark_connect_is_a_finding() -> None:
-    found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1/;token=hunter2"), {}))
+    found = wrong(findings_of(True, "sc://localhost:1/;token=hunter2", {}))
     assert "correct the address" in found["Spark Connect"].remedy
     assert found["Spark Connect"].found.startswith("sc://localhost:1: ") and "hunter2" not in str(found)
 
@@ -188,7 +188,7 @@ def test_no_server_of_spark_connect_is_a_finding() -> None:
 def test_no_part_of_an_address_that_may_be_a_login_is_shown(address: str) -> None:
     with socket.create_server(("localhost", 0)) as server:
         given = f"sc://{address.format(f'localhost:{server.getsockname()[1]}')}"
-        found = wrong(findings_of(DoctorRequest(spark=True, remote=given), {}))["Spark Connect"]
+        found = wrong(findings_of(True, given, {}))["Spark Connect"]
     assert "hunter2" not in str(found)
     assert found.found == "the address cannot be read" or found.found.startswith("sc://localhost:")
 

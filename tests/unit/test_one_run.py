@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.run_report import ExitCode
-from spark_purgatory.job.runner import RunRequest, run_file
+from spark_purgatory.job.runner import run_file
 
 
 def test_a_second_run_is_refused_and_its_report_has_the_last_micro_batch(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_a_second_run_is_refused_and_its_report_has_the_last_micro_batch(tmp_pat
         (tmp_path / name).touch()
     job = Path(__file__).parents[2] / "conf" / "orders.yaml"
     with only_run(str(tmp_path)):
-        request = RunRequest(json=str(tmp_path / "run.json"))
-        assert run_file(job, [f"checkpoint={tmp_path}"], request) == ExitCode.REFUSED
+        code = run_file(job, [f"checkpoint={tmp_path}"], json=str(tmp_path / "run.json"))
+        assert code == ExitCode.REFUSED
     facts = json.loads((tmp_path / "run.json").read_text())
     assert facts["last_micro_batch"] == 10
     assert facts["error"].startswith(f"checkpoint {tmp_path} is used by another run of the job")

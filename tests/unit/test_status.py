@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_purgatory.job.status import StatusRequest, show_status
+from spark_purgatory.job.status import show_status
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.terminal import terminal
 
@@ -100,7 +100,7 @@ def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_reme
 def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_status(str(checkpoint), terminal(), StatusRequest(True, "1 hour", "200000 days")) == 1
+    assert show_status(str(checkpoint), terminal(), True, "1 hour", "200000 days") == 1
     found = json.loads(capsys.readouterr().out)
     [alarm] = found.pop("alarms")
     assert alarm.startswith("Alarm: No run and no micro-batch has begun for ")
@@ -116,7 +116,7 @@ def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
         "rows_staged": 12,
     }
     (checkpoint / "last_run").touch()
-    assert show_status(str(checkpoint), terminal(), StatusRequest(max_silence="1 hour")) == 0
-    assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="1 hour")) == 1
+    assert show_status(str(checkpoint), terminal(), max_silence="1 hour") == 0
+    assert show_status(str(checkpoint), terminal(), max_lag="1 hour") == 1
     assert "Alarm: The watermark is behind the clock for" in " ".join(capsys.readouterr().out.split())
-    assert show_status(str(checkpoint), terminal(), StatusRequest(max_lag="soon")) == 2
+    assert show_status(str(checkpoint), terminal(), max_lag="soon") == 2
