@@ -13,7 +13,6 @@ FLOORS = [
     *((module, "FORGET_FLOOR") for module in (event_log, shard_events, deduplication)),
     (purgatory, "COMPACT_FLOOR"),
     (timing_wheel, "DROP_FLOOR"),
-    (timing_wheel, "REBASE_FLOOR"),
 ]
 """Sizes below which an engine does not tidy up."""
 

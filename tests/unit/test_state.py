@@ -303,7 +303,7 @@ def test_the_golden_state_holds_something_of_everything() -> None:
     timer = engine.purgatory.timer
     assert engine.pending == 5 + BYSTANDERS and engine.purgatory.ended == 3
     assert len(engine.events.log) > 3 and len(engine.deduplication.ids) == 7 + BYSTANDERS
-    assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4 + BYSTANDERS
+    assert timer.size == len(timer.entries) == 5 + BYSTANDERS
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):
         engine.outcomes.tally.received += 1

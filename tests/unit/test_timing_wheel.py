@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_purgatory.core.kafka.timing_wheel import DROP_FLOOR, NEAR_TICKS, REBASE_FLOOR, SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import DROP_FLOOR, NEAR_TICKS, SystemTimer
 from spark_purgatory.errors import ConfigError
 
 YEAR_9999_MS = 253_402_300_799_999
@@ -62,7 +62,7 @@ def test_a_task_armed_again_for_the_same_tick_runs_once(deadline: int, dropped: 
         timer.add(array([1]), array([deadline]))
     assert timer.size == 2
     if dropped:
-        timer.entries.drop_dead(lambda ticks, rows: timer.armed_tick.values[rows] == ticks)
+        timer.make_entries(timer.base)
         assert len(timer.entries) == 2
     assert timer.advance_clock(deadline).tolist() == [0, 1]
     assert timer.size == 0
@@ -81,13 +81,12 @@ def test_entries_of_cancelled_tasks_are_dropped_before_they_are_many() -> None:
 
 @pytest.mark.parametrize("beside", [-2, -1, 0, 1, 2])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_deadlines_at_the_edge_of_what_an_entry_can_name_are_kept_apart_and_run_in_time(sign: int, beside: int) -> None:
+def test_deadlines_at_the_edge_of_what_an_entry_can_name_run_in_time(sign: int, beside: int) -> None:
     far = sign * NEAR_TICKS + beside
     deadlines = [0, far, 5, far + 1]  # the first added is the base
     timer = SystemTimer(start_ms=-(1 << 36))
     timer.add(array([0]), array([0]))
     timer.add(array([1, 2, 3]), array([far, 5, far + 1]))
-    assert len(timer.entries.outlier_ticks) == sum(not -NEAR_TICKS <= deadline < NEAR_TICKS for deadline in deadlines)
     for deadline in sorted(deadlines):
         assert timer.next_due_ms() == deadline
         assert timer.advance_clock(deadline - 1).tolist() == []
@@ -95,21 +94,19 @@ def test_deadlines_at_the_edge_of_what_an_entry_can_name_are_kept_apart_and_run_
     assert timer.size == 0
 
 
-def test_a_first_deadline_far_from_all_others_makes_a_new_base_and_loses_nobody() -> None:
-    n, today = REBASE_FLOOR + 500, 1_760_000_000_000
+def test_deadlines_far_from_all_others_run_in_time_and_in_order() -> None:
+    n, today = 1500, 1_760_000_000_000
     timer, deadlines = SystemTimer(), {i: today + 7 * (i % 97) for i in range(1, n)}
     timer.add(array([0, n]), array([10, YEAR_9999_MS]))
     timer.add(array([*deadlines]), array([*deadlines.values()]))
     timer.cancel(array([5]))
     assert timer.advance_clock(9).tolist() == []
-    assert timer.entries.base > today - 1, "no new base was chosen"
-    assert len(timer.entries.outlier_ticks) == 2, "the first deadline and the last are the outliers now"
     left = {**deadlines, 0: 10, n: YEAR_9999_MS}
     del left[5]
     for to in (10, today, today + 300, today + 7 * 97, YEAR_9999_MS):
-        due = {row for row, deadline in left.items() if deadline <= to}
-        assert set(timer.advance_clock(to).tolist()) == due
-        left = {row: deadline for row, deadline in left.items() if row not in due}
+        due = sorted((deadline, row) for row, deadline in left.items() if deadline <= to)
+        assert timer.advance_clock(to).tolist() == [row for _, row in due]
+        left = {row: deadline for row, deadline in left.items() if deadline > to}
         assert (timer.size, timer.next_due_ms()) == (len(left), min(left.values(), default=None))
 
 
@@ -123,7 +120,7 @@ def test_deadlines_at_both_ends_of_int64_stay_apart() -> None:
 def test_a_bucket_holds_a_deadline_far_away_that_lies_at_its_beginning() -> None:
     timer, far = SystemTimer(), 2 * NEAR_TICKS
     timer.add(array([0, 1]), array([0, far]))
-    assert timer.entries.filled(far // 4 - 1, far // 4 + 1, 4, None).tolist() == [False, True]
+    assert timer.filled(far // 4 - 1, far // 4 + 1, 4).tolist() == [False, True]
 
 
 def test_a_deadline_far_away_is_forgotten_with_its_row() -> None:

@@ -18,21 +18,18 @@ stays queued, is polled when due and moves the clock, as in Kafka. Costs: add O(
 and, for each bucket of level k >= 1 that is passed, its survivors, or only its cells while no task was cancelled.
 tests/unit/test_timing_wheel.py has a worked example.
 
-**Entries.** A prefix of 36 bits names ticks within 2**34 of a base: at 1 ms, 198 days before and after it. Other
-entries, such as deadlines of the year 9999 among deadlines of today, are *outliers* in two plain arrays. When they are
-the majority, a new base is chosen. Entries of cancelled and moved tasks stay until they are due or dropped together.
-The caller tells which entries are live, ``live(ticks, rows) -> (n,) bool``, or gives None if all are.
+**Entries.** A prefix of 36 bits names ticks within 2**34 of a base: at 1 ms, 198 days before and after it. A tick
+further away, such as the year 9999 among deadlines of today, has the last prefix on its side. Its row has the tick
+itself. Once the clock is that far from the base, all entries are made again around the clock. Entries of cancelled and
+moved tasks stay until they are due or all are made again.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
 from spark_purgatory.core.arrays import sorted_runs
 from spark_purgatory.core.arrays.sorted_runs import (
-    EMPTY,
     ROW_BITS,
     ROW_MASK,
     Bools,
@@ -44,152 +41,10 @@ from spark_purgatory.core.arrays.sorted_runs import (
 from spark_purgatory.errors import ConfigError
 
 NEAR_TICKS = 1 << 34
-REBASE_FLOOR = 1024  # outliers below which a new base does not pay
-
-Live = Callable[[Int64s, Int64s], Bools]
-
-
-class TimerEntries:
-    """Pairs of tick and row by tick."""
-
-    def __init__(self) -> None:
-        self.base = 0
-        self.near = SortedRuns()
-        self.outlier_ticks, self.outlier_rows = EMPTY, EMPTY
-        self.has_repeats = False  # an entry may be there twice, because its row was armed again for the same tick
-
-    def __len__(self) -> int:
-        return len(self.near) + len(self.outlier_ticks)
-
-    def add(self, ticks: Int64s, rows: Int64s) -> Int64s:
-        """Add pairs, (n,) each, n > 0; returns the ticks ascending."""
-        if not len(self):
-            self.base = int(ticks.min())
-        far = EMPTY
-        if int(ticks.max()) - self.base >= NEAR_TICKS or int(ticks.min()) - self.base < -NEAR_TICKS:
-            near = (ticks < self.base + NEAR_TICKS) & (ticks >= self.base - NEAR_TICKS)
-            far = ticks[~near]
-            self.outlier_ticks = np.concatenate((self.outlier_ticks, far))
-            self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
-            ticks, rows = ticks[near], rows[near]
-        entries = sorted_runs.ordered(((ticks - self.base) << ROW_BITS) | rows)
-        self.near.add(entries)
-        ascending = (entries >> ROW_BITS) + self.base
-        return np.sort(np.concatenate((ascending, far)), kind="stable") if len(far) else ascending
-
-    def pop_until(self, to: int, live: Live | None) -> tuple[Int64s, Int64s]:
-        """Remove all pairs with tick <= ``to``, and return the live ones by tick and row, each once."""
-        due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
-        if live:
-            due = due.compress(live(*self._pairs(due)))
-        due.sort(kind="stable")  # Each run's part ascends, and a stable sort merges them
-        if self.has_repeats:
-            due = sorted_runs.each_once(due)
-        ticks, rows = self._pairs(due)
-        if len(self.outlier_ticks):
-            live = live or (lambda ticks, _: np.ones(len(ticks), bool))
-            ticks, rows = self._pop_outliers(to, live, ticks, rows)
-            if len(self.outlier_ticks) > REBASE_FLOOR + len(self.near):
-                self._rebase(live)
-        return ticks, rows
-
-    def filled(self, first: int, end: int, span: int, live: Live | None) -> Bools:
-        """Flag the cells ``first .. end - 1`` of ``span`` ticks that hold a live entry, (end - first,) bool."""
-        low, high = first * span - self.base, end * span - self.base
-        if live is None and not len(self.outlier_ticks) and low >= -NEAR_TICKS and high <= NEAR_TICKS:
-            starts = np.arange(low, high + 1, span) << ROW_BITS
-            counts = np.zeros(end - first, np.int64)
-            for run in self.near.runs:
-                cuts = run.searchsorted(starts)
-                counts += cuts[1:] - cuts[:-1]
-            return counts > 0
-        ticks, rows = self._between(first * span, end * span)
-        if live:
-            ticks = ticks[live(ticks, rows)]
-        filled = np.zeros(end - first, bool)
-        filled[ticks // span - first] = True
-        return filled
-
-    def _between(self, first: int, end: int) -> tuple[Int64s, Int64s]:
-        """Return the pairs with first <= tick < end, also dead ones."""
-        low, high = max(first - self.base, -NEAR_TICKS), min(end - self.base, NEAR_TICKS)
-        ticks, rows = self._pairs(self.near.between(low, high) if low < high else EMPTY)
-        far = (self.outlier_ticks >= first) & (self.outlier_ticks < end)
-        if far.any():
-            ticks = np.concatenate((ticks, self.outlier_ticks[far]))
-            rows = np.concatenate((rows, self.outlier_rows[far]))
-        return ticks, rows
-
-    def earliest(self, live: Live) -> int:
-        """Return the smallest live tick and drop dead entries before it. At least one entry must be live."""
-        found = []
-        for i, run in enumerate(self.near.runs):
-            start, step = 0, 64
-            while start < len(run):
-                here = np.flatnonzero(live(*self._pairs(run[start : start + step])))
-                if len(here):
-                    start += int(here[0])
-                    found.append(int(run[start] >> ROW_BITS) + self.base)
-                    break
-                start, step = start + step, step * 2
-            self.near.runs[i] = sorted_runs.trimmed(run, slice(start, None))
-        self.near.runs = [run for run in self.near.runs if len(run)]
-        far = self.outlier_ticks[live(self.outlier_ticks, self.outlier_rows)]
-        return min([*found, int(far.min())] if len(far) else found)
-
-    def drop_dead(self, live: Live) -> None:
-        """Drop entries of cancelled and moved tasks, in amortised constant time per cancel."""
-        runs = [run[live(*self._pairs(run))] for run in self.near.runs]
-        if self.has_repeats and runs:
-            merged = np.concatenate(runs)
-            merged.sort(kind="stable")
-            runs = [sorted_runs.each_once(merged)]
-        self.near = SortedRuns()
-        for run in runs:
-            self.near.add(run)
-        alive = live(self.outlier_ticks, self.outlier_rows)
-        self.outlier_rows, first = np.unique(self.outlier_rows[alive], return_index=True)
-        self.outlier_ticks = self.outlier_ticks[alive][first]
-        self.has_repeats = False
-
-    def renumber(self, new_row: Rows) -> None:
-        """Number rows again as ``new_row[old]``, in the same order; -1 drops a row and its entries."""
-        self.near.renumber(new_row)
-        rows = new_row[self.outlier_rows].astype(np.int64)
-        self.outlier_ticks, self.outlier_rows = self.outlier_ticks[rows >= 0], rows[rows >= 0]
-
-    def _pairs(self, entries: Int64s) -> tuple[Int64s, Int64s]:
-        return (entries >> ROW_BITS) + self.base, entries & ROW_MASK
-
-    def _pop_outliers(self, to: int, live: Live, ticks: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-        due = self.outlier_ticks <= to
-        taken = due & live(self.outlier_ticks, self.outlier_rows)
-        far_rows, first = np.unique(self.outlier_rows[taken], return_index=True)
-        far_ticks = self.outlier_ticks[taken][first]
-        self.outlier_ticks, self.outlier_rows = self.outlier_ticks[~due], self.outlier_rows[~due]
-        if not len(far_rows):
-            return ticks, rows
-        ticks, rows = np.concatenate((ticks, far_ticks)), np.concatenate((rows, far_rows))
-        order = np.lexsort((rows, ticks))
-        return ticks[order], rows[order]
-
-    def _rebase(self, live: Live) -> None:
-        """Choose a new base in the middle of the armed ticks, so that outliers are few again."""
-        self.drop_dead(live)
-        ticks, rows = self._pairs(np.concatenate(self.near.runs) if self.near.runs else EMPTY)
-        ticks, rows = np.concatenate((ticks, self.outlier_ticks)), np.concatenate((rows, self.outlier_rows))
-        if not len(ticks):
-            return
-        self.base = int(np.partition(ticks, len(ticks) // 2)[len(ticks) // 2])
-        near = np.abs(ticks - self.base) < NEAR_TICKS
-        self.near = SortedRuns([sorted_runs.ordered(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
-        self.outlier_ticks, self.outlier_rows = ticks[~near], rows[~near]
-
-
 REACH_LIMIT = 1 << 62  # a level that reaches this far takes everything: int64 milliseconds end at 2**63
 FOREVER = int(np.iinfo(np.int64).max)
 UNARMED = np.int64(np.iinfo(np.int64).min)
-DROP_FLOOR = 1024  # entries of cancelled tasks below which dropping them does not pay
+DROP_FLOOR = 1024  # entries of cancelled tasks below which making all again does not pay
 
 
 class TimingWheel:
@@ -290,8 +145,10 @@ class SystemTimer:
         self.tick_ms = tick_ms
         self.wheel = TimingWheel(wheel_size, start_ms // tick_ms)
         self.size = 0  # armed tasks (Kafka: ``taskCounter``)
-        self.entries = TimerEntries()
         self.armed_tick = GrowableArray(np.empty(0, np.int64))  # (rows,) int64: each row's tick, or UNARMED
+        self.entries = SortedRuns()
+        self.base = 0
+        self._has_repeats = False  # an entry may be there twice, because its row was armed again for the same tick
 
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> Bools:
         """Arm tasks, or move them if they are armed: ``rows`` (n,) int64, distinct, and ``deadlines_ms`` (n,) int64.
@@ -307,7 +164,7 @@ class SystemTimer:
         armed_tick = self.armed_tick.writable
         if known:
             # A known row may have an old entry that equals its new one.
-            self.entries.has_repeats |= len(self.entries) > 0
+            self._has_repeats |= len(self.entries) > 0
             self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
         if not armed.all():
             armed_tick[rows] = UNARMED
@@ -315,7 +172,13 @@ class SystemTimer:
         armed_tick[rows] = ticks
         self.size += len(rows)
         if len(rows):
-            ascending = self.entries.add(ticks, rows)
+            if not len(self.entries):
+                self.base = int(ticks.min())
+            entries = self._entries_of(ticks, rows)
+            self.entries.add(entries)
+            first, last = int(entries[0] >> ROW_BITS), int(entries[-1] >> ROW_BITS)
+            is_near = first > -NEAR_TICKS and last < NEAR_TICKS - 1
+            ascending = (entries >> ROW_BITS) + self.base if is_near else np.sort(ticks)
             reaches = self.wheel.reaches(int(ascending[-1]))
             cuts = [0, *ascending.searchsorted(reaches).tolist(), len(ascending)]
             for level in range(len(reaches)):
@@ -332,28 +195,38 @@ class SystemTimer:
         armed_tick[rows] = UNARMED
         self.size -= int(np.count_nonzero(was_armed))
         if len(self.entries) > 2 * self.size + DROP_FLOOR:
-            self.entries.drop_dead(self._live)
+            self.make_entries(self.base)
         return was_armed
 
     def advance_clock(self, now_ms: int) -> Int64s:
         """Return the rows that run at ``now_ms`` by tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
         to = now_ms // self.tick_ms
         latest, straddling = self.wheel.poll(to)
-        # Cancelled and moved tasks leave entries behind. If there are as many entries as tasks, all are live.
-        live = None if len(self.entries) == self.size else self._live
-        ticks, rows = self.entries.pop_until(to, live)
+        if abs(to - self.base) >= NEAR_TICKS - 1:
+            self.make_entries(to)
+        all_live = len(self.entries) == self.size  # Else cancelled and moved tasks have left entries behind
+        due = self.entries.pop_until(to - self.base)
+        if not all_live:
+            due = due.compress(self._live(due))
+        due.sort(kind="stable")  # Each run's part ascends, and a stable sort merges them
+        rows = (sorted_runs.each_once(due) if self._has_repeats else due) & ROW_MASK
         if len(rows):
-            latest = max(latest, int(ticks[-1]))
+            if due[0] >> ROW_BITS == -NEAR_TICKS:
+                rows = rows[np.argsort(self.armed_tick.values[rows], kind="stable")]
+            latest = max(latest, int(self.armed_tick.values[rows[-1]]))
             self.armed_tick.writable[rows] = UNARMED
             self.size -= len(rows)
         if straddling:
-            latest = max(latest, self._cascade(to, straddling, live))
+            latest = max(latest, self._cascade(to, straddling))
         self.wheel.clock = latest
         return rows
 
     def next_due_ms(self) -> int | None:
         """Return the earliest armed tick in ms; None if nothing is armed."""
-        return self.entries.earliest(self._live) * self.tick_ms if self.size else None
+        if not self.size:
+            return None
+        earlier = self.armed_tick.values - np.int64(1)  # UNARMED, the smallest number, becomes the largest
+        return (int(earlier.min()) + 1) * self.tick_ms
 
     def renumber(self, new_row: Rows) -> None:
         """Number rows again as ``new_row[old]``, in the same order; -1 drops a row."""
@@ -362,16 +235,48 @@ class SystemTimer:
         self.entries.renumber(new_row)
         self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
 
-    def _live(self, ticks: Int64s, rows: Int64s) -> Bools:
-        return self.armed_tick.values[rows] == ticks
+    def make_entries(self, base: int) -> None:
+        """Make the entries of all armed tasks again, around another base."""
+        rows = np.flatnonzero(self.armed_tick.values != UNARMED)
+        self.base, self._has_repeats = base, False
+        self.entries = SortedRuns([self._entries_of(self.armed_tick.values[rows], rows)])
 
-    def _cascade(self, to: int, straddling: int, live: Live | None) -> int:
+    def _entries_of(self, ticks: Int64s, rows: Int64s) -> Int64s:
+        return sorted_runs.ordered((self._prefixes(ticks) << ROW_BITS) | rows)
+
+    def _prefixes(self, ticks: Int64s) -> Int64s:
+        low, high = max(self.base - NEAR_TICKS, int(UNARMED)), min(self.base + NEAR_TICKS - 1, FOREVER)
+        return np.clip(ticks, low, high) - self.base
+
+    def _live(self, entries: Int64s) -> Bools:
+        ticks = self.armed_tick.values[entries & ROW_MASK]
+        return (ticks != UNARMED) & (self._prefixes(ticks) == entries >> ROW_BITS)
+
+    def filled(self, first: int, end: int, span: int) -> Bools:
+        """Flag the cells ``first .. end - 1`` of ``span`` ticks that hold a live entry, (end - first,) bool."""
+        low, high = first * span - self.base, end * span - self.base
+        if len(self.entries) == self.size and low > -NEAR_TICKS and high < NEAR_TICKS:
+            starts = np.arange(low, high + 1, span) << ROW_BITS
+            counts = np.zeros(end - first, np.int64)
+            for run in self.entries.runs:
+                cuts = run.searchsorted(starts)
+                counts += cuts[1:] - cuts[:-1]
+            return counts > 0
+        low, high = min(max(low, -NEAR_TICKS), NEAR_TICKS - 1), min(max(high, 1 - NEAR_TICKS), NEAR_TICKS)
+        between = self.entries.between(low, high)
+        ticks = self.armed_tick.values[between[self._live(between)] & ROW_MASK]
+        ticks = ticks[(ticks >= first * span) & (ticks < end * span)]
+        filled = np.zeros(end - first, bool)
+        filled[ticks // span - first] = True
+        return filled
+
+    def _cascade(self, to: int, straddling: int) -> int:
         """Queue the new buckets of tasks that outlive the straddling bucket, and return the last clock on their way."""
         spans, latest = self.wheel.spans, self.wheel.clock
         for level in range(straddling - 1, -1, -1):
             first = to // spans[level] + 1
             end = (to // spans[level + 1] + 1) * self.wheel.wheel_size
-            filled = bits_of(self.entries.filled(first, end, spans[level], live))
+            filled = bits_of(self.filled(first, end, spans[level]))
             if filled:
                 self.wheel.queue(level, first, filled)
                 latest = max(latest, to - to % spans[level + 1])

@@ -28,10 +28,10 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory, Watchers
-from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import FOREVER, UNARMED, SystemTimer
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
-from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
+from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
 from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.encodings import Arrays
 from spark_purgatory.core.state.frame import decoding
@@ -203,10 +203,9 @@ def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | Non
         armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
         armed_tick[arrays["timer.armed"]] = arrays["timer.tick"]
     timer.armed_tick = GrowableArray(armed_tick)
-    rows = np.flatnonzero(armed_tick != UNARMED)
-    timer.size = len(rows)
-    if len(rows):
-        timer.entries.add(armed_tick[rows], rows)
+    armed = armed_tick[armed_tick != UNARMED]
+    timer.size = len(armed)
+    timer.make_entries(int(armed.min(initial=FOREVER)))
 
 
 PAYLOAD = "rows.payload"  # the table of the operations' own columns
@@ -256,10 +255,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
 
 @decoding(WHAT)
 def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
-    """Return the reasons why `restore` would refuse the blob, each with its remedy.
-
-    Raises StateError if the blob is damaged or has a format that this version does not read.
-    """
+    """Return why `restore` would refuse the blob, each with its remedy. Raises StateError if it cannot be read."""
     facts, _, tables = read_blob(blob)
     return _of_shards(blob, shards) + differences_of(spec, facts, tables)
 
@@ -272,17 +268,16 @@ def refuse(differences: Iterable[str]) -> None:
     """Raise StateMismatchError with the differences, each once, if there are any."""
     found = list(dict.fromkeys(differences))
     left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
-    left += [] if all(text.endswith(MOVES) for text in found) else ["or start over: a new checkpoint and a new table"]
     if found:
-        raise StateMismatchError("; ".join([*found[:MOST_DIFFERENCES], *left]))
+        start_over = "or start over: a new checkpoint and a new table"
+        raise StateMismatchError("; ".join([*found[:MOST_DIFFERENCES], *left, start_over]))
 
 
 @decoding(WHAT)
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
-    """Return an engine to look at, and the names of the payload's columns, from a state of any query.
+    """Return an engine to look at, of any query, and the names of the payload's columns.
 
-    Settings that are not in the blob, such as limits, have their defaults, so the engine must not take steps. Raises
-    StateError if the blob is damaged.
+    It must not take steps: settings that are not in the blob have their defaults.
     """
     facts, arrays, tables = read_blob(blob)
     return _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables), facts["columns"]
@@ -290,11 +285,7 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
 
 @decoding(WHAT)
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
-    """Return an engine that takes steps and is saved as in the query that wrote the blob.
-
-    ``deadline_is_sum`` and limits are not in a blob. The engine has no limits, because the steps that it takes again
-    were within them. Raises StateError if the blob is damaged.
-    """
+    """Return an engine that takes steps, without limits, and is saved as in the query that wrote the blob."""
     facts, arrays, tables = read_blob(blob)
     names = facts["columns"]
     spec = replace(
@@ -325,10 +316,7 @@ def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> E
 
 @decoding(WHAT)
 def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
-    """Return the payload's columns in a state of any query, True if something waits, and the query's spec.
-
-    The types of columns are unknown if nothing waits.
-    """
+    """Return the payload's columns, without types if nothing waits; whether something does; and the query's spec."""
     facts, arrays, tables = read_blob(blob)
     names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
     if PAYLOAD not in tables:
