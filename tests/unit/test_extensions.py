@@ -46,11 +46,6 @@ def test_a_step_after_many_renewals_in_turns_passes_over_them_as_often_as_after_
     assert many[0] == few[0]
 
 
-def test_operations_of_the_same_keys_read_their_renewals_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, many = (passes(400, n, monkeypatch) for n in (1, 500))
-    assert many == one
-
-
 def test_times_far_before_1970_are_put_together_without_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_log, "ROUNDS", 1)
     before, keys = -(2**62), pa.array(["a", "b"])

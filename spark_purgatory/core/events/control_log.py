@@ -1,24 +1,19 @@
-"""Control events: fail, cancel, force, extend, and completions that name one operation.
+"""Control events (semantics 4.5): fail, cancel, force, extend, and completions that name one operation.
 
-They are few compared to completions and have their own logs: by key, or by operation and key for events that name an
-operation. A query without control events has no such log and no cost. Whenever an operation is resolved, their effects
-are read over the same ranges of time as its completions, so their order of arrival does not matter:
+They have their own logs: by key, or by operation and key for events that name an operation. A query without them has no
+such log and no cost. Whenever an operation is resolved, their effects are read over the same ranges of time as its
+completions, so their order of arrival does not matter.
 
-fail            the key has failed: completions after the first failure do not count on it
-cancel, force   end the operation at the first of each
-extend          moves the deadline
-
-**Extensions.** One moves the deadline to the event's time + value seconds if that is later, and if the event's time is
-not past the deadline at that time. One extension may make the next one count. The *reach* of an extension is the last
-deadline of the chain that it starts. Worked example, deadline 10::
+**Extensions.** One extension may make the next one count. The *reach* of an extension is the last deadline of the chain
+that it starts. Worked example, deadline 10::
 
     extensions      8 + 4 s   11 + 9 s   25 + 9 s
     reach           20        20         34
     deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
 
 Reaches are computed once for each key. If extensions on one key make those on another count, the keys are read in
-rounds. After `ROUNDS` rounds, the extensions of the operation's keys are put together in the order of their times, and
-their reaches are computed over all of them.
+rounds. After `ROUNDS` rounds, the extensions of all keys of an operation are taken together by time, and their reaches
+are computed over them.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import EventKind
 
 ROUNDS = 8  # a round reads the spans of all operations; chains over several keys are seldom longer
-MOST_TOGETHER = 1 << 19  # extensions that are put together at a time: their tables take 20 * 8 bytes each
+MOST_TOGETHER = 1 << 19  # extensions that are taken together at a time: their tables take 20 * 8 bytes each
 
 
 def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
@@ -50,7 +45,7 @@ def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
         moved = deadline_us > given_us
         if not moved.any():
             return deadline_us
-    for span in _Together.of(extensions, moved).spans():
+    for span in _together(extensions, moved):
         deadline_us = _furthest([span], [_reach(span.segment)], deadline_us, deadline_us)
     return deadline_us
 
@@ -71,72 +66,24 @@ def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s
     return latest_us
 
 
-@dataclass(frozen=True)
-class _Together:
-    """k operations with s spans, whose extensions in several groups are put together."""
-
-    owner: Int64s  # (k,) ascending
-    from_us: Int64s  # (k,) the first extension that counts
-    chosen: Int64s  # (s,) the groups of each, operation after operation
-    first: Int64s  # (k + 1,) the start of each operation's groups in `chosen`
-    group_start: Int64s  # (g,) the start of each group's events
-    group_size: Int64s  # (g,)
-    time_us: Int64s  # (e,)
-    granted_us: Int64s  # (e,)
-
-    @staticmethod
-    def of(extensions: list[Spans], moved: Bools) -> _Together:
-        """Put together the extensions of operations that moved, (n,) bool."""
-        first_group = np.cumsum([0, *(len(span.segment.group_hash) for span in extensions)])
-        chosen = []
-        for whole, group in zip(extensions, first_group, strict=False):
-            span = whole.where(moved[whole.owner])
-            place = span.segment.start.searchsorted(span.group_start) + group
-            chosen.append((place, span.owner, span.segment.time_us[span.low]))
-        group, owner, from_us = map(np.concatenate, zip(*chosen, strict=True))
-        order = np.lexsort((group, owner))
+def _together(extensions: list[Spans], moved: Bools) -> Iterator[Spans]:
+    """Yield spans with the extensions of all keys of each operation that moved, (n,) bool, by time."""
+    spans, costs = [span.where(moved[span.owner]) for span in extensions], np.zeros(len(moved), np.int64)
+    for span in spans:
+        np.add.at(costs, span.owner, span.high - span.low)
+    for part in parts_of(costs, MOST_TOGETHER):
+        mine = np.zeros(len(moved), bool)
+        mine[part] = True
+        found = []
+        for span in (each.where(mine[each.owner]) for each in spans):
+            at, which = expand(span.low, span.high - span.low)
+            found.append((span.owner[which], span.segment.time_us[at], _granted(span.segment)[at]))
+        owner, time_us, granted_us = map(np.concatenate, zip(*found, strict=True))
+        order = np.lexsort((time_us, owner))
         first = first_of_each(owner[order])
-        size = np.concatenate([np.diff(span.segment.start) for span in extensions])
-        return _Together(
-            owner=owner[order][first],
-            from_us=np.minimum.reduceat(from_us[order], first),
-            chosen=group[order],
-            first=np.append(first, len(order)),
-            group_start=np.cumsum(size) - size,
-            group_size=size,
-            time_us=np.concatenate([span.segment.time_us for span in extensions]),
-            granted_us=np.concatenate([_granted(span.segment) for span in extensions]),
-        )
-
-    def spans(self) -> Iterator[Spans]:
-        """Yield one span for each operation. Operations with the same groups share their events."""
-        which, examples = self._same_groups()
-        start, end = self.first[examples], self.first[examples + 1]
-        costs = np.add.reduceat(self.group_size[self.chosen], self.first[:-1])[examples]
-        for part in parts_of(costs, MOST_TOGETHER):
-            places, of = expand(start[part], (end - start)[part])
-            group = self.chosen[places]
-            events, place = expand(self.group_start[group], self.group_size[group])
-            segment = self._segment(events, of[place], part.stop - part.start)
-            mine = np.flatnonzero((which >= part.start) & (which < part.stop))
-            begin, finish = (segment.start[which[mine] - part.start + i] for i in (0, 1))
-            low = bisect_within(segment.time_us, begin, finish, self.from_us[mine], after=False)
-            yield Spans(segment, self.owner[mine], begin, low, finish)
-
-    def _segment(self, events: Int64s, group: Int64s, n: int) -> EventSegment:
-        order = np.lexsort((self.time_us[events], group))
-        events, start = events[order], group[order].searchsorted(np.arange(n + 1))
-        return EventSegment(np.arange(n), pa.nulls(n), start, self.time_us[events], self.granted_us[events])
-
-    def _same_groups(self) -> tuple[Int64s, Int64s]:
-        """Number each operation's set of groups, (k,); also return an operation for each set."""
-        codes, counts = np.zeros(len(self.owner), np.int64), np.diff(self.first)
-        for place in range(int(counts.max(initial=0))):
-            more = np.flatnonzero(counts > place)
-            pairs = codes[more] * len(self.group_size) + self.chosen[self.first[more] + place]
-            codes[more] = np.unique(pairs, return_inverse=True)[1] + codes.max() + 1
-        _, examples, which = np.unique(codes, return_index=True, return_inverse=True)
-        return which, examples
+        start, n = np.append(first, len(order)), len(first)
+        segment = EventSegment(np.arange(n), pa.nulls(n), start, time_us[order], granted_us[order])
+        yield Spans(segment, owner[order][first], start[:-1], start[:-1], start[1:])
 
 
 def _reach(segment: EventSegment) -> Int64s:
