@@ -196,10 +196,7 @@ def counts_as_decimals(counts: Floats, scale: int) -> pa.Array:
 
 
 def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
-    """Return needs in the width of ``values``, with a flag for each need that no value of this width can reach.
-
-    The flags are None if all needs can be reached.
-    """
+    """Return needs in the width of ``values``, and flags of those that no value of it reaches; None if all can be."""
     if is_wide(needs) == is_wide(values):
         return needs, None
     if is_wide(values):

@@ -124,10 +124,7 @@ class SortedRuns:
         self.runs[first:] = [entries]
 
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:
-        """Find the entries that share their prefix with ``needles``, (n,) int64, whose upper 36 bits ascend.
-
-        Returns positions of needles, and rows, both (m,), run by run: `by_first` puts them in order.
-        """
+        """Find entries by the prefix of needles, which ascends: positions of needles, and rows, (m,), run by run."""
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
         known = {id(directory.run): directory for directory in self.directories}
         self.directories = [known.get(id(run)) or Directory(run) for run in self.runs]
@@ -180,11 +177,7 @@ def trimmed(run: Int64s, part: slice) -> Int64s:
 
 
 def ordered(values: Int64s) -> Int64s:
-    """Sort values, (n,) int64, like ``np.sort`` but in a third to a half of its time.
-
-    Values that are spread over their range are first sorted by their leading bits, which leaves the merge sort little
-    to do.
-    """
+    """Sort values, (n,) int64, like ``np.sort`` in half its time: by leading bits, so that a merge has little to do."""
     if len(values) < RADIX_FLOOR:
         return np.sort(values)
     if bool((values[1:] >= values[:-1]).all()):
@@ -239,10 +232,7 @@ def count_of(kept: Int64s | Bools) -> int:
 
 
 def blocks_of(kept: Int64s | Bools) -> Iterator[tuple[int, Int64s]]:
-    """Yield set flags, or positions, block by block: the number before the block, and its positions.
-
-    A flag takes a byte, and a position eight.
-    """
+    """Yield set flags, or positions, block by block: the number before the block, and its positions."""
     if kept.dtype != np.bool_:
         positions = kept.astype(np.int64, copy=False)
         for start in range(0, len(positions), BLOCK):
@@ -303,10 +293,7 @@ class GrowableArray(Generic[Kind]):
             self._length = length
 
     def keep(self, kept: Int64s | Bools) -> None:
-        """Keep only the values at ``kept``, flags or ascending positions.
-
-        It works in place, so the column grows into its memory again. A column that becomes much shorter is copied.
-        """
+        """Keep the values at ``kept``, flags or ascending positions; in place unless the column gets much shorter."""
         count = count_of(kept)
         if not self._buffer.flags.writeable or len(self._buffer) > max(2 * count, GROWTH_FLOOR):
             self._buffer = self.values[kept]

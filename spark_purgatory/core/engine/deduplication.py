@@ -1,20 +1,12 @@
-"""The row of an id that is accepted, and its DUPLICATEs (semantics 2.4).
+"""The row of an id that is accepted, and its DUPLICATEs (semantics 2.4 has the rules, 3.5 what may depend on steps).
 
-Rows of one id are compared by created time, deadline and content (`value_ranks`). Under ``early`` only the rows of one
-step are compared: the first is accepted, and rows of later steps are its DUPLICATEs. Under ``final`` the steps must not
-matter. So rows of one id that meet before their created time has passed are *undecided*: they are registered and wait,
-with timers at their created time. When the watermark reaches it, no earlier row can come, and the row is decided. A row
-that meets no other row of its id is accepted at once.
+Under ``early`` only the rows of one step are compared; a late row is under ``final`` too. Other rows of one id that
+meet before their created time has passed are *undecided* under ``final``: they are registered and wait, with timers at
+their created time. When the watermark reaches it, no earlier row can come, and the row is decided. A row that meets no
+other row of its id is accepted at once.
 
-A row that arrives late is compared with the accepted rows at once, as under ``early``.
-
-The deadline of an accepted row includes the ``extend`` events that its operation received while it was pending. Once
-the watermark reaches another row's created time, it is certain if the deadline is before that time: a later extension
-counts only if the deadline was beyond it already.
-
-**Seen ids.** The ids of accepted rows are kept until their deadline. An id is live while its deadline is ahead of the
-watermark, for pending and for resolved operations. Only ``extend`` events that an operation receives while it is
-pending change its entry (`move`). Worked example, rows of one id as [created, deadline]::
+**Seen ids.** The ids of accepted rows are kept until their deadline, with the ``extend`` events that the operation
+received while it was pending (`move`). Worked example, rows of one id as [created, deadline]::
 
     [10, 20] arrives          the id is live until 20
     extend at 15 by 50        until 65
@@ -89,9 +81,7 @@ class SeenIds:
     def duplicates(self, rows: IdRows, watermark_us: int, until_us: Int64s | None = None) -> Bools:
         """Flag the rows of a batch that repeat a live id, or the id of an accepted row of the batch; (n,) bool.
 
-        Rows of a batch are taken by created time, deadline and content. A later row is a duplicate if its created time
-        is at or before the deadline of the accepted row, and that deadline is ahead of the watermark. ``until_us`` has
-        the deadlines with extensions, if there are any.
+        ``until_us`` has the deadlines with extensions, if there are any.
         """
         order = sorted_runs.hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
@@ -109,11 +99,7 @@ class SeenIds:
         return repeated
 
     def duplicates_and_later(self, rows: IdRows, watermark_us: int) -> tuple[Bools, Bools]:
-        """Flag the rows of a batch that repeat a live id, and those that follow another row of their id; (n,) bool.
-
-        If deadlines may still be extended, the first row of each id is taken, and the later ones are compared again
-        once its deadline is known.
-        """
+        """Flag rows that repeat a live id, and those to compare again once their id's first row has its deadline."""
         order = sorted_runs.hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
         later = np.zeros(len(order), bool)
@@ -181,10 +167,7 @@ class SeenIds:
         return new_slot
 
     def slots_of(self, identity: list[pa.Array], deadline_us: Int64s) -> Int64s:
-        """Find the slots of rows by identity and deadline in a pass over all ids, (n,) int64, -1 if there is none.
-
-        It is for the state of a query without control events, which kept no slots.
-        """
+        """Find slots by identity and deadline, (n,), or -1: a query without control events keeps no slots."""
         if not len(self) or not len(deadline_us):
             return np.full(len(deadline_us), -1)
         every = np.arange(len(self))
@@ -224,10 +207,7 @@ class Deduplication:
         self._rows, self._purgatory = rows, purgatory
 
     def find_duplicates(self, operations: OperationArrivals, watermark_us: int, extended: bool) -> tuple[Bools, Bools]:
-        """Flag operations that are DUPLICATEs at once, and those that wait for an earlier row of their id; (n,) bool.
-
-        If deadlines may be ``extended``, the earlier row's deadline is known only once that row is resolved.
-        """
+        """Flag DUPLICATEs and, if deadlines may be ``extended``, rows that wait for an earlier row of their id."""
         compared = np.arange(len(operations))
         if self._final:
             compared = np.flatnonzero(operations.created_us <= watermark_us)
@@ -248,10 +228,7 @@ class Deduplication:
         return duplicate, waiting
 
     def register(self, operations: OperationArrivals, watermark_us: int) -> tuple[Int64s, Int64s]:
-        """Accept the ids of operations, which become the next rows, or make them undecided.
-
-        Returns the older rows that become undecided too, and the slot of each operation's id, (n,), -1 if undecided.
-        """
+        """Accept ids or make rows undecided; returns older rows that become so too, and the slots, -1 if undecided."""
         identity = self.identity(operations.ids, operations.keys)
         undecided = np.zeros(len(operations), bool)
         now_undecided = EMPTY
@@ -271,10 +248,7 @@ class Deduplication:
         return now_undecided, slots
 
     def decide(self, watermark_us: int, extend: Callable[[Int64s], Int64s] | None) -> tuple[Int64s, Int64s]:
-        """Decide the undecided rows whose created time has passed; returns duplicates and accepted rows.
-
-        ``extend`` returns the deadlines of rows, (n,), with their extensions; None: there are no extensions.
-        """
+        """Return the undecided rows that are now duplicates, and those accepted; ``extend`` gives later deadlines."""
         due = self._rows.created_us[self.undecided] <= watermark_us
         rows, hashes = self.undecided[due], self.undecided_hash[due]
         if not len(rows):

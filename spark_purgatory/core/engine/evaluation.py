@@ -139,16 +139,14 @@ class EvaluationInput:
 
 @dataclass(frozen=True)
 class RelevantEvents:
-    """The events that count for operations.
+    """The events that count for operations, each once, at its first delivery (semantics 4.4).
 
-    An event may come again on the same key, on another of an operation's keys, or once by key and once by operation id.
-    An operation counts it once, at its first delivery. Worked example, an operation on keys a and b::
+    Worked example, an operation on keys a and b::
 
         a    x at 12   y at 13   x at 15       x at 15 is a redelivery on the same key
         b    x at 14   z at 16                 x at 14 is a redelivery on another key: 3 events count, x at 12
 
-    Only events whose id occurs again are laid out, one by one for each operation. A stream in which each id comes once
-    costs one pass over its ids.
+    Only events whose id occurs again are laid out, one by one for each operation.
     """
 
     spans: list[Spans]
@@ -187,10 +185,7 @@ class EvaluationResult:
 
 
 def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Spans]) -> EvaluationResult:
-    """Evaluate all inputs over their relevant events; ``history`` has the events of level entries from any time.
-
-    Neither has events after the first failure of the entry's key.
-    """
+    """Evaluate inputs over events up to the first failure of each key; ``history``: of level entries, from any time."""
     n = len(inputs.rule)
     satisfied_us = when_satisfied(inputs, relevant.spans, history)
     met_us = when_met(inputs, relevant, satisfied_us)
@@ -352,10 +347,7 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
 
 
 def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools]) -> Int64s:
-    """Return the first event time at which ``enough`` holds for each chosen operation, or MAX_TIME_US.
-
-    ``enough`` gets operations with a time for each, their spans, and the position of each span's operation.
-    """
+    """Return the first event time at which ``enough`` holds for each chosen operation, or MAX_TIME_US."""
     inputs, chosen, spans = of.inputs, of.chosen, of.relevant.spans
     first, last = np.full(len(chosen), MAX_TIME_US), np.full(len(chosen), -MAX_TIME_US)
     mine, position = _spans_of(inputs, spans, chosen)

@@ -1,7 +1,7 @@
 """The event-time engine of one shard: operations, events and a watermark in, outcomes out.
 
 `EventTimePurgatory.step` is the only entry, and the watermark is the only clock. A step has these stages in this order,
-which decides every tie between an arrival and the watermark (semantics 3):
+which decides every tie between an arrival and the watermark (semantics 3); none depends on the order of its rows:
 
 1. **Decide ids**: undecided rows whose created time has passed are accepted, or leave as DUPLICATE.
 2. **Expire**: the clock moves to the watermark. Operations whose deadline has passed leave as EXPIRED. Under
@@ -14,24 +14,14 @@ which decides every tie between an arrival and the watermark (semantics 3):
 7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave. Resolved rows are
    removed.
 
-No stage depends on the order of its rows (semantics 3.5). So outcomes depend on operations, events and watermark, and
-not on how they are split into steps. Relevant events have ``from_us <= time <= deadline``. ``from_us`` is created -
-lookback; for an operation that arrives behind the watermark, it is at the earliest the time from which the log is
-complete.
-
-`Completion` resolves waiting operations, and is the one place that adapts event time to Kafka's purgatory.
-`DelayedOperationPurgatory` calls ``try_complete`` for operations that a check or a registration found, and
-``on_expiration`` for those whose timer fired. Both resolve rows over the logs of events and emit outcomes. Three things
-differ from Kafka:
+`Completion` is the one place that adapts event time to Kafka's purgatory, which calls ``try_complete`` for operations
+that a check or a registration found, and ``on_expiration`` for those whose timer fired. Three things differ from Kafka:
 
 * Kafka completes an operation when it is first seen to be complete. Under ``emit="final"``, an outcome that lies ahead
   of the watermark is *held*: the operation stays, and its timer moves to the time at which the outcome may leave.
 * Control events may move a deadline or undo a held outcome. So if there are any, trying a row also returns when it is
   due.
 * Kafka does not try an operation again when it times out. Here the logs decide the outcome.
-
-Deadlines are rounded up to ticks and the watermark down, so an operation never expires before the watermark has reached
-its deadline. Kafka's timer may fire up to a tick early.
 """
 
 from __future__ import annotations
@@ -107,10 +97,7 @@ class Completion:
         self.purgatory.rearm(rows, self.ticks_ms(rows, due_us))
 
     def due_us(self, resolutions: Resolutions) -> Int64s:
-        """Return when outcomes may leave under final, or rows expire, (n,) int64.
-
-        With a lookback this is not before the created time, because until then another row of the id may come.
-        """
+        """Return when outcomes may leave or rows expire, (n,): from the created time, until which an id may recur."""
         leaves_us = np.maximum(resolutions.resolved_us, resolutions.created_us)
         return np.where(resolutions.is_resolved, leaves_us, resolutions.deadline_us)
 
@@ -189,19 +176,10 @@ class EventTimePurgatory:
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:
-        """Take arrivals and resolve the operations that can be resolved at this watermark.
+        """Take arrivals, resolve what can be resolved at this watermark, and return rows of the outcome table.
 
-        Args:
-            operations: n operations, or None.
-            events: Events, or None.
-            watermark_ms: The watermark; an earlier one than the last step's counts as that. 0: there is none yet.
-
-        Returns:
-            Outcomes, as rows of the outcome table.
-
-        Raises:
-            LimitError: More operations would wait than ``max_pending``. Nothing is lost, because the step does not
-                count.
+        A watermark earlier than the last step's counts as that; 0: there is none yet. Raises LimitError if more than
+        ``max_pending`` operations would wait. Nothing is lost, because the step does not count.
         """
         self.completion.move_watermark(watermark_ms)
         self._decide_ids()

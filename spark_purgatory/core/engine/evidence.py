@@ -1,17 +1,11 @@
 """The events that outcomes carry: the one that decided, and all that counted (semantics 9).
 
-Both are read from the logs when an outcome leaves, and nothing is kept per operation. `Deliveries.order` orders events
-of one time, so that the evidence does not depend on their arrival.
-
-The *deciding event* is the one at which the criterion is first met if the events are taken in that order. For example,
-an operation on the keys a and b needs two keys, with events at 10 and 20::
+Both are read from the logs when an outcome leaves, and nothing is kept per operation. `Deliveries` are laid out from
+the logs' spans, one for each event and operation, and put in order (semantics 9.1). The *deciding event* is the one at
+which the criterion is first met in that order. For example, an operation on the keys a and b needs two keys::
 
     10  a                    20  a, b          decides: b at 20; a had its first event at 10
                              20  b, a          decides: b at 20; the order of keys is the operation's
-
-With `Evidence.largest` the events are taken by their values, the largest first, whichever decided.
-
-`Deliveries` are laid out from the logs' spans, one for each event and operation, and put in order.
 """
 
 from __future__ import annotations
@@ -323,10 +317,7 @@ class _Asked:
         return laid.take(np.unique(laid.operation, return_index=True)[1])
 
     def _by_criterion(self, met: Bools) -> Deliveries:
-        """Return the event at which the criterion of each chosen operation was met, if an event met it.
-
-        If the deadline decides, it is the first event.
-        """
+        """Return the event at which each criterion was met, if one did; the first if the deadline decides."""
         inputs, owner = self.inputs, self.inputs.owner
         until = met & inputs.has(AT_DEADLINE)
         if until.any():

@@ -120,10 +120,7 @@ class Resolver:
         )
 
     def progress(self, resolutions: Resolutions) -> tuple[pa.Array, pa.Array]:
-        """Return the number of keys or events, or the sum of values, that each row has and needs, (n,) each.
-
-        They are doubles, or decimals if an operation may add up units (`EngineSpec.sum_scale`); null above 38 digits.
-        """
+        """Return the keys, events or sum that each row has and needs, (n,): doubles, or decimals if units add up."""
         (inputs, _), scale = self.inputs(resolutions.rows), self.spec.sum_scale
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
         satisfied = np.bincount(owner[result.satisfied], minlength=n)

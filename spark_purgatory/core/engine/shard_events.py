@@ -1,31 +1,20 @@
-"""The events of a shard: completions, control events, and events that counted for no operation.
+"""The events of a shard: completions, control events, and events that counted for no operation (semantics 4.7, 4.8).
 
-The last are kept until no operation can count them, and then become ORPHAN rows (semantics 4.7).
-
-An event counts for an operation that was pending at its time. An operation that leaves takes away the events that
-counted for it. When the watermark has passed an event's time and the lookback, no operation that comes on time can
-count it. It is then compared with the operations that still wait, and becomes an orphan if none counts it.
+An operation that leaves takes away the events that counted for it. When the watermark has passed an event's time and
+the lookback, the event is compared with the operations that still wait, and becomes an ORPHAN row if none counts it.
 
 With ``orphans="control"`` only control events are kept. With "all", all events are kept with *marks* (`EventMark`) for
 the reason: an operation that leaves marks the events in its time range that it did not count, and `EndedRanges` keeps
 the range for events to come.
 
-**Ended ranges.** Events in the time range of an operation that ended before its deadline came too late. The range of an
-operation on one of its keys is ``from_us <= time <= deadline``. It is kept in an `EventLog` with its start as time and
-its end as value. A time is in a range if the largest end of the ranges that start at or before it is not before it. For
-example, the ranges of a key::
+**Ended ranges.** The range of an operation on one of its keys, ``from_us <= time <= deadline``, is kept in an
+`EventLog` with its start as time and its end as value. A time is in a range if the largest end of the ranges that start
+at or before it is not before it. For example, the ranges of a key::
 
     start               10   12   40
     largest end so far  30   30   50     30 is in a range (10 to 30), 31 to 39 are in none, 45 is in one
 
 Once the watermark reaches the end of a range, an event in it is late, and the range is not needed any more.
-
-**Rows.** An ORPHAN row is null in the operation's columns and has the event in its reason. The texts of a completion on
-key a and of a cancel that names operation o::
-
-    cancel on key a for operation o found no operation pending          orphans="control"
-    complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
-    complete on key null counted for no operation: rejected, the key is null
 """
 
 from __future__ import annotations
@@ -360,11 +349,7 @@ class OrphanEvents:
         return found
 
     def _stay(self, resolver: Resolver, rows: Int64s, floor_us: int) -> None:
-        """Compare the events up to the floor with operations that stay.
-
-        They are pending until the watermark and so count every event up to the floor: resolved rows have left, and a
-        row that is created later counts only later events.
-        """
+        """Compare events up to the floor with operations that stay, which were pending at all these times."""
         entries, owner = resolver.watchers.entries_of(rows)
         targets = resolver.targets(rows, entries, owner)
         from_us, floor = resolver.rows.from_us_of(rows), np.full(len(rows), floor_us)

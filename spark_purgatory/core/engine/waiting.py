@@ -43,10 +43,7 @@ def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
 
 
 class Waiting:
-    """The operations that wait in one shard. A column is made when it is asked for.
-
-    Ages and remaining times are seen from a watermark in microseconds. They are null while it is None.
-    """
+    """The operations that wait in one shard; columns are made if asked, ages from a watermark, null without one."""
 
     def __init__(self, engine: EventTimePurgatory, watermark_us: int | None) -> None:
         self._engine = engine

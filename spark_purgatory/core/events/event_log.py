@@ -36,10 +36,7 @@ FORGET_FLOOR = 1024  # events below which a pass to forget single ones does not 
 
 
 def bisect_within(values: npt.NDArray[np.generic], low: Int64s, high: Int64s, targets: object, after: bool) -> Int64s:
-    """Return the first position in ``low[i] .. high[i]`` with a value >= ``targets[i]`` (> if ``after``).
-
-    It is ``high[i]`` if there is none. ``values`` ascend within every range, and the other arrays are (n,).
-    """
+    """Return the first place in ``low[i] .. high[i]`` with a value >= ``targets[i]`` (> if ``after``), else its end."""
     low, high = low.copy(), high.copy()
     longest = int((high - low).max()) if len(low) else 0
     for _ in range(longest.bit_length()):
@@ -147,10 +144,7 @@ class EventSegment:
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
-        """Flag each key's first event with the largest value up to ``floor_us`` (one time, or (E,)); (E,) bool.
-
-        If several are alike, it is the first by id and columns, in any order of arrival.
-        """
+        """Flag each key's first event with the largest value up to ``floor_us``, by id and columns if alike; (E,)."""
         group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
@@ -238,9 +232,8 @@ class EventLog:
     ) -> None:
         """Forget events with ``time <= floor_us``, except those from ``needed_from(segment)``, (G,), of their group.
 
-        With ``levels`` the first event with a key's largest value up to the floor stays, and up to the needed time. A
-        segment is rewritten only if half of it is behind the floor or, if events behind it may be needed, if the log
-        has doubled since the last pass. So forgotten events may still be here, and readers bring their ``from_us``.
+        With ``levels`` the first event with a key's largest value up to the floor stays, and up to the needed time.
+        Segments are rewritten only if it pays, so forgotten events may be here, and readers bring their ``from_us``.
         """
         if needed_from is None and not levels:
             self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]
@@ -267,11 +260,7 @@ class EventLog:
         return self.segments
 
     def spans(self, keys: ValueColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """Return the events of each entry's key with ``from_us <= time <= to_us``, if there are any.
-
-        ``entries`` (n,) are positions in ``keys``, with their ``hashes``, ``from_us`` and ``to_us``. The owner of a
-        span is a position in ``entries``.
-        """
+        """Return the events of each entry's key with ``from_us <= time <= to_us``; owners are places in ``entries``."""
         order = hash_order(hashes)
         ascending = hashes[order] & PREFIX_MASK  # Segments keep 36 bits of a hash; the keys are compared below
         found = []

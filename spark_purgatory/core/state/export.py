@@ -171,10 +171,7 @@ def _named(structs: pa.StructArray, names: list[str]) -> pa.StructArray:
 
 @dataclass(frozen=True)
 class ShardTables:
-    """The tables of one shard: columns of the tables of an engine, and hashes.
-
-    The columns of operations and of events have the types and names of the query (``p0``, ``p1``, ...).
-    """
+    """The tables of one shard: those of an engine, with the query's types of columns (``p0``, ...), and hashes."""
 
     operations: pa.Table | None = None  # with ``id_hash`` and ``key_hashes``
     events: pa.Table | None = None  # with ``hash``, that of the operation that an event names, else of its key
@@ -184,10 +181,7 @@ class ShardTables:
 def engine_from_tables(
     spec: EngineSpec, dealt: ShardTables, watermark_ms: int, history: Mapping[str, object] | None = None
 ) -> EventTimePurgatory:
-    """Make the engine of a shard, at the latest watermark of the engines that were taken apart.
-
-    One shard gets their ``history`` (`history_of`): the counts of all operations and events that are over.
-    """
+    """Make the engine of a shard at the latest watermark; one shard gets the ``history`` of all (`history_of`)."""
     engine = EventTimePurgatory(spec)
     engine.completion.watermark_ms = watermark_ms
     if dealt.events is not None:
@@ -215,10 +209,7 @@ def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 
 def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
-    """Return events that several shards hold, each as many times as the shard with the most copies, in any order.
-
-    If every event is sent to every shard, each shard forgets those that its own operations do not need.
-    """
+    """Return events that several shards hold, each as often as the shard with the most: some may have forgotten it."""
     columns = [plain(events)[name] for name in events.column_names]
     content = value_ranks(pa.StructArray.from_arrays(columns, names=events.column_names))
     held = content * (int(shard.max(initial=0)) + 1) + shard

@@ -71,10 +71,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -> pa.Array:
-    """Return a column's values as ``kind``, whose structs may have more fields, fewer, or another order of them.
-
-    A field that the column lacks is null.
-    """
+    """Return a column as ``kind``, whose structs may have more, fewer, or reordered fields; a missing one is null."""
     held = column.type
     if held.equals(kind, check_metadata=True):
         return column
@@ -128,7 +125,7 @@ def _offsets(column: pa.Array) -> pa.Buffer:
 def matched(held: Sequence[str], wanted: Sequence[str], case_sensitive: bool = False) -> tuple[list[int], list[int]]:
     """Return the position in ``held`` of each name wanted, -1 if there is none, and the positions that are left.
 
-    Names that differ only in case are one name, as in Spark, if no other name can be meant.
+    Names that differ only in case are one name if no other can be meant.
     """
     if list(held) == list(wanted):
         return list(range(len(held))), []

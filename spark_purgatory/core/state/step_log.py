@@ -93,11 +93,7 @@ def table_of(blobs: Sequence[bytes]) -> pa.Table | None:
 
 
 def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> list[pa.RecordBatch]:
-    """Give the engine a step, and return its outcomes.
-
-    An engine that ``is_kept`` in memory takes copies of the columns, because each column of a blob keeps the memory of
-    the whole blob.
-    """
+    """Take a step; an engine that ``is_kept`` in memory copies columns, which would keep the whole blob's memory."""
     operations, events = table_of(step.operations), table_of(step.events)
     if is_kept and operations is not None:
         operations = pa.table({name: pa.concat_arrays(operations[name].chunks) for name in operations.column_names})
@@ -133,9 +129,7 @@ def load_engine(
 ) -> EventTimePurgatory:
     """Return the engine of a snapshot and the entries since, to be kept in memory.
 
-    An entry has the rows as the query of that time packed them. If the query has changed since, the entries are
-    replayed under the settings and columns of that time, and the result is restored like a snapshot. Raises StateError
-    if something is damaged or belongs to another query.
+    If the query has changed since, entries are replayed under the settings of that time, and the result is restored.
     """
     if head.spec_digest == digest(spec):
         engine = restore(spec, snapshot, shards)
@@ -185,10 +179,7 @@ class ShardState:
         return self.snapshot if self.head is None else merged(read_head(self.head), self.snapshot, self.log)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the state's metadata with current counts; a head alone only has ``tally`` and ``gauges``.
-
-        Raises StateError if it is damaged.
-        """
+        """Return the state's metadata with current counts; a head alone has only ``tally`` and ``gauges``."""
         metadata = {} if self.snapshot is None else read_metadata(self.snapshot)
         head = None if self.head is None else read_head(self.head)
         return metadata if head is None else {**metadata, "tally": dict(head.tally), "gauges": dict(head.gauges)}
