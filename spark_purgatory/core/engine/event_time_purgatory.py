@@ -14,8 +14,8 @@ which decides every tie between an arrival and the watermark (semantics 3); none
 7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave. Resolved rows are
    removed.
 
-`Completion` is the one place that adapts event time to Kafka's purgatory, which calls ``try_complete`` for operations
-that a check or a registration found, and ``on_expiration`` for those whose timer fired. Three things differ from Kafka:
+Kafka's purgatory calls ``try_complete`` for operations that a check or a registration found, and ``on_expiration`` for
+those whose timer fired. Three things differ from Kafka:
 
 * Kafka completes an operation when it is first seen to be complete. Under ``emit="final"``, an outcome that lies ahead
   of the watermark is *held*: the operation stays, and its timer moves to the time at which the outcome may leave.
@@ -53,115 +53,6 @@ from spark_purgatory.errors import LimitError
 COMPACT_SHARE = 4  # rows of some 80 bytes that have ended take at most a fifth of the rows' memory
 
 
-class Completion:
-    """A purgatory whose operations are resolved over logs of events, and their outcomes."""
-
-    def __init__(self, spec: EngineSpec, events: ShardEvents, outcomes: Outcomes) -> None:
-        timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=MIN_TIME_US // 1000)
-        self.purgatory = DelayedOperationPurgatory(timer, purge_interval=0, compact_share=COMPACT_SHARE)
-        self.rows = OperationTable(spec, self.purgatory.watchers)
-        self.deduplication = Deduplication(spec, self.rows, self.purgatory)
-        self.watermark_ms = 0  # rounded down to the tick; 0: no watermark yet, so nothing is late and nothing is due
-        self._spec, self._events, self._outcomes = spec, events, outcomes
-
-    @property
-    def watermark_us(self) -> int:
-        """The watermark in microseconds; MIN_TIME_US while there is none."""
-        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
-
-    @property
-    def resolver(self) -> Resolver:
-        return Resolver(self._spec, self.rows, self.purgatory.watchers, self._events.log, self._events.controls)
-
-    # --- what a step calls -----------------------------------------------------------------------------
-
-    def move_watermark(self, watermark_ms: int) -> None:
-        """Move the watermark forward; an earlier one changes nothing."""
-        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self._spec.tick_ms))
-
-    def expire(self) -> None:
-        if self.watermark_ms > 0:
-            self.purgatory.advance_clock(self, self.watermark_ms)
-
-    def check(self, arrived: EventSegment) -> None:
-        if not self._only_deadlines:
-            self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
-
-    def register(self, operations: OperationArrivals) -> None:
-        """Try operations that are already in the table, and watch those that stay."""
-        rows, keys = self.purgatory.next_row + np.arange(len(operations)), operations.keys
-        deadlines_ms = self.ticks_ms(rows, operations.deadline_us)
-        self.purgatory.try_complete_else_watch(self, keys, operations.offsets, deadlines_ms, operations.key_hash)
-
-    def move_timers(self, rows: Int64s, due_us: Int64s) -> None:
-        self.purgatory.rearm(rows, self.ticks_ms(rows, due_us))
-
-    def due_us(self, resolutions: Resolutions) -> Int64s:
-        """Return when outcomes may leave or rows expire, (n,): from the created time, until which an id may recur."""
-        leaves_us = np.maximum(resolutions.resolved_us, resolutions.created_us)
-        return np.where(resolutions.is_resolved, leaves_us, resolutions.deadline_us)
-
-    @property
-    def _only_deadlines(self) -> bool:
-        criterion = self._spec.criterion
-        return isinstance(criterion, Criterion) and criterion.code in AT_DEADLINE and not self._events.controls
-
-    # --- what the purgatory calls ----------------------------------------------------------------------
-
-    def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
-        """Resolve waiting rows, (n,); flags those whose outcome leaves now, and returns when the others are due."""
-        if self._only_deadlines:
-            return np.zeros(len(rows), bool), None
-        resolutions = self.resolver.resolve(rows)
-        leaves, due_ms = resolutions.is_resolved, None
-        final, has_controls = self._spec.final, bool(self._events.controls)
-        if has_controls:
-            self.deduplication.extend(rows, resolutions.deadline_us)
-        if final or has_controls or self._spec.may_have(AT_DEADLINE):
-            due_us = self.due_us(resolutions)
-            due_ms = self.ticks_ms(rows, due_us)
-            leaves = leaves & ~((final | resolutions.awaits_deadline) & (due_us > self.watermark_us))
-        self._emit_resolved(resolutions, leaves)
-        return leaves, due_ms
-
-    def on_expiration(self, rows: Int64s, /) -> None:
-        """Emit the outcomes of rows whose timer fired: they expire, or their held outcome may leave."""
-        resolutions = self.resolver.resolve(rows)
-        self._emit_resolved(resolutions, resolutions.is_resolved)
-        self._emit(Status.EXPIRED, resolutions, ~resolutions.is_resolved)
-
-    def ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
-        """Round due times up to ticks; an undecided row is due at its created time."""
-        undecided = self.deduplication.undecided
-        if len(undecided):
-            due_us = np.where(np.isin(rows, undecided), self.rows.created_us[rows], due_us)
-        return tick_up_ms(due_us, self._spec.tick_ms)
-
-    # --- outcomes --------------------------------------------------------------------------------------
-
-    def _emit_resolved(self, resolutions: Resolutions, chosen: Bools) -> None:
-        for status, rows in resolutions.by_status(chosen):
-            self._emit(status, resolutions, rows)
-
-    def _emit(self, status: Status, resolutions: Resolutions, chosen: Bools) -> None:
-        if chosen.any():
-            batch = self.resolver.outcomes_of(status, resolutions, chosen)
-            if self._spec.evidence is not None:
-                batch.evidence = evidence_of(self.resolver, status, resolutions, chosen)
-            self._outcomes.add(batch)
-            self._events.orphans.leave(self.resolver, resolutions, chosen, self.watermark_us)
-
-
-def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tuple[Int64s, Bools]:
-    """Return the first event time that counts for each operation, (n,) int64, and flag those that are late. Late ones
-    count only events that the log still holds for certain.
-    """
-    late = created_us <= watermark_us
-    promised = saturating_add(np.array([watermark_us]), 1 - lookback_us)
-    from_us = saturating_add(created_us, -lookback_us)
-    return np.where(late, np.maximum(from_us, promised), from_us), late
-
-
 class EventTimePurgatory:
     """One shard: operations, events, ids and the clock."""
 
@@ -169,9 +60,11 @@ class EventTimePurgatory:
         self.spec = spec
         self.events = ShardEvents(spec)
         self.outcomes = Outcomes(spec)
-        self.completion = Completion(spec, self.events, self.outcomes)
-        self.purgatory, self.rows = self.completion.purgatory, self.completion.rows
-        self.deduplication = self.completion.deduplication
+        timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=MIN_TIME_US // 1000)
+        self.purgatory = DelayedOperationPurgatory(timer, purge_interval=0, compact_share=COMPACT_SHARE)
+        self.rows = OperationTable(spec, self.purgatory.watchers)
+        self.deduplication = Deduplication(spec, self.rows, self.purgatory)
+        self.watermark_ms = 0  # rounded down to the tick; 0: no watermark yet, so nothing is late and nothing is due
 
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
@@ -181,15 +74,15 @@ class EventTimePurgatory:
         A watermark earlier than the last step's counts as that; 0: there is none yet. Raises LimitError if more than
         ``max_pending`` operations would wait. Nothing is lost, because the step does not count.
         """
-        self.completion.move_watermark(watermark_ms)
+        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
         self._decide_ids()
-        self.completion.expire()
+        self._expire()
         self._forget_events()
         if events is not None and len(events):
             self._complete(self._count_events(events))
         if operations is not None and len(operations):
             self._admit(operations)
-            self.completion.expire()
+            self._expire()
         self._clean_up()
         self.outcomes.tally.conserve(self.pending)
         if self.spec.orphans == "all":
@@ -209,7 +102,7 @@ class EventTimePurgatory:
             payload, created_us = self.rows.payload.take(duplicates), self.rows.created_us[duplicates]
             self.outcomes.refuse_duplicates(payload, created_us, self.rows.late[duplicates])
         if len(accepted):
-            self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
+            self._move_timers(accepted, self.due_us(self.resolver.resolve(accepted)))
 
     def _forget_events(self) -> None:
         def earliest_us() -> int:
@@ -246,13 +139,12 @@ class EventTimePurgatory:
             if self.pending:
                 if self.spec.whole_operations and self.spec.identity_width == 1:
                     self.outcomes.tally.event_rejections[EventRejection.FOREIGN_KEY] += self._foreign_keys(events)
-                self.completion.check(arrived)
+                self._check(arrived)
                 if events.keys.null_count:
                     alone = events.take(np.flatnonzero(as_bools(events.keys.is_null())))
-                    self.completion.check(self._first_keys(alone))
+                    self._check(self._first_keys(alone))
 
     def _named_rows(self, events: EventArrivals) -> Int64s:
-        """Return the waiting rows whose id hash an event names; other ids may share the hash."""
         assert events.operation_hash is not None, "bug: an event that names no operation"
         named = np.isin(self.rows.id_hash, events.operation_hash)
         return np.flatnonzero((self.purgatory.state.values == WAITING) & named)
@@ -310,10 +202,16 @@ class EventTimePurgatory:
 
     def _register(self, operations: OperationArrivals) -> None:
         now_undecided, id_slot = self.deduplication.register(operations, self.watermark_us)
-        self.completion.move_timers(now_undecided, self.rows.created_us[now_undecided])
-        from_us, late = counts_from(operations.created_us, self.watermark_us, self.spec.lookback_us)
+        self._move_timers(now_undecided, self.rows.created_us[now_undecided])
+        late = operations.created_us <= self.watermark_us
+        from_us = saturating_add(operations.created_us, -self.spec.lookback_us)
+        promised_us = saturating_add(np.array([self.watermark_us]), 1 - self.spec.lookback_us)
+        from_us = np.where(late, np.maximum(from_us, promised_us), from_us)  # The log has all events from then on
+        rows = self.purgatory.next_row + np.arange(len(operations))
         self.rows.append(operations, from_us, late, id_slot)
-        self.completion.register(operations)
+        deadlines_ms = self.ticks_ms(rows, operations.deadline_us)
+        keys, offsets = operations.keys, operations.offsets
+        self.purgatory.try_complete_else_watch(self, keys, offsets, deadlines_ms, operations.key_hash)
 
     def _clean_up(self) -> None:
         self.deduplication.forget(self.watermark_us)
@@ -329,11 +227,75 @@ class EventTimePurgatory:
             self.rows.keep(waiting, self.purgatory.watchers.entries_among(waiting))
             self.deduplication.renumber(self.purgatory.compact())
 
+    def _expire(self) -> None:
+        if self.watermark_ms > 0:
+            self.purgatory.advance_clock(self, self.watermark_ms)
+
+    def _check(self, arrived: EventSegment) -> None:
+        if not self._only_deadlines:
+            self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
+
+    def _move_timers(self, rows: Int64s, due_us: Int64s) -> None:
+        self.purgatory.rearm(rows, self.ticks_ms(rows, due_us))
+
+    # --- what the purgatory calls ----------------------------------------------------------------------
+
+    def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
+        """Resolve waiting rows, (n,); flags those whose outcome leaves now, and returns when the others are due."""
+        if self._only_deadlines:
+            return np.zeros(len(rows), bool), None
+        resolutions = self.resolver.resolve(rows)
+        leaves, due_ms = resolutions.is_resolved, None
+        final, has_controls = self.spec.final, bool(self.events.controls)
+        if has_controls:
+            self.deduplication.extend(rows, resolutions.deadline_us)
+        if final or has_controls or self.spec.may_have(AT_DEADLINE):
+            due_us = self.due_us(resolutions)
+            due_ms = self.ticks_ms(rows, due_us)
+            leaves = leaves & ~((final | resolutions.awaits_deadline) & (due_us > self.watermark_us))
+        self._emit_resolved(resolutions, leaves)
+        return leaves, due_ms
+
+    def on_expiration(self, rows: Int64s, /) -> None:
+        """Emit the outcomes of rows whose timer fired: they expire, or their held outcome may leave."""
+        resolutions = self.resolver.resolve(rows)
+        self._emit_resolved(resolutions, resolutions.is_resolved)
+        self._emit(Status.EXPIRED, resolutions, ~resolutions.is_resolved)
+
+    def ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
+        """Round due times up to ticks; an undecided row is due at its created time."""
+        undecided = self.deduplication.undecided
+        if len(undecided):
+            due_us = np.where(np.isin(rows, undecided), self.rows.created_us[rows], due_us)
+        return tick_up_ms(due_us, self.spec.tick_ms)
+
+    def _emit_resolved(self, resolutions: Resolutions, chosen: Bools) -> None:
+        for status, rows in resolutions.by_status(chosen):
+            self._emit(status, resolutions, rows)
+
+    def _emit(self, status: Status, resolutions: Resolutions, chosen: Bools) -> None:
+        if chosen.any():
+            batch = self.resolver.outcomes_of(status, resolutions, chosen)
+            if self.spec.evidence is not None:
+                batch.evidence = evidence_of(self.resolver, status, resolutions, chosen)
+            self.outcomes.add(batch)
+            self.events.orphans.leave(self.resolver, resolutions, chosen, self.watermark_us)
+
+    def due_us(self, resolutions: Resolutions) -> Int64s:
+        """Return when outcomes may leave or rows expire, (n,): from the created time, until which an id may recur."""
+        leaves_us = np.maximum(resolutions.resolved_us, resolutions.created_us)
+        return np.where(resolutions.is_resolved, leaves_us, resolutions.deadline_us)
+
+    @property
+    def _only_deadlines(self) -> bool:
+        criterion = self.spec.criterion
+        return isinstance(criterion, Criterion) and criterion.code in AT_DEADLINE and not self.events.controls
+
     # --- what others read ------------------------------------------------------------------------------
 
     @property
     def resolver(self) -> Resolver:
-        return self.completion.resolver
+        return Resolver(self.spec, self.rows, self.purgatory.watchers, self.events.log, self.events.controls)
 
     @property
     def pending(self) -> int:
@@ -345,12 +307,9 @@ class EventTimePurgatory:
         return held_bytes(self)
 
     @property
-    def watermark_ms(self) -> int:
-        return self.completion.watermark_ms
-
-    @property
     def watermark_us(self) -> int:
-        return self.completion.watermark_us
+        """The watermark in microseconds; MIN_TIME_US while there is none."""
+        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
 
     @property
     def _floor_us(self) -> int:

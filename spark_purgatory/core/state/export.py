@@ -183,7 +183,7 @@ def engine_from_tables(
 ) -> EventTimePurgatory:
     """Make the engine of a shard at the latest watermark; one shard gets the ``history`` of all (`history_of`)."""
     engine = EventTimePurgatory(spec)
-    engine.completion.watermark_ms = watermark_ms
+    engine.watermark_ms = watermark_ms
     if dealt.events is not None:
         _put_events(engine, dealt.events)
     if dealt.ids is not None and len(dealt.ids):
@@ -284,8 +284,8 @@ def _put_operations(engine: EventTimePurgatory, columns: Mapping[str, pa.Array])
     purgatory = engine.purgatory
     rows = purgatory.readmit(arrivals.keys, arrivals.key_hash, arrivals.offsets)
     deduplication.make_undecided(rows[undecided], arrivals.id_hash[undecided])
-    due_us = engine.completion.due_us(engine.resolver.resolve(rows))
-    purgatory.rearm(rows, engine.completion.ticks_ms(rows, due_us))
+    due_us = engine.due_us(engine.resolver.resolve(rows))
+    purgatory.rearm(rows, engine.ticks_ms(rows, due_us))
 
 
 def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArrivals:
