@@ -76,7 +76,7 @@ def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> No
             model += [values[i] for i in what]
         elif action == "keep":
             kept = sorted(place for place in what if place < len(model))
-            column.keep(array(kept))
+            column.keep(np.isin(np.arange(len(model)), kept))
             model = [model[place] for place in kept]
         elif action == "take" and model:
             places = [place % len(model) for place in what]

@@ -33,7 +33,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.errors import ConfigError
@@ -309,7 +308,7 @@ class ExactSums:
         """Return sums of units, (n,), of 16 bytes each; `UNREACHED` if 16 bytes do not hold one."""
         first, *limbs = _carried(self.limbs)
         high, low = ((limbs[i] << LIMB_BITS) | limbs[i + 1] for i in (0, 2))
-        return np.where((first == 0) & (high >= 0), numbers.wide_of(low, high), UNREACHED)
+        return np.where((first == 0) & (high >= 0), wide_of(low, high), UNREACHED)
 
     def at_least(self, need: Numbers) -> Bools:
         reached = _carried(self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need)))[0] >= 0

@@ -227,17 +227,8 @@ def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
     return packed >> ROW_BITS, packed & ROW_MASK
 
 
-def count_of(kept: Int64s | Bools) -> int:
-    return int(np.count_nonzero(kept)) if kept.dtype == np.bool_ else len(kept)
-
-
-def blocks_of(kept: Int64s | Bools) -> Iterator[tuple[int, Int64s]]:
-    """Yield set flags, or positions, block by block: the number before the block, and its positions."""
-    if kept.dtype != np.bool_:
-        positions = kept.astype(np.int64, copy=False)
-        for start in range(0, len(positions), BLOCK):
-            yield start, positions[start : start + BLOCK]
-        return
+def blocks_of(kept: Bools) -> Iterator[tuple[int, Int64s]]:
+    """Yield set flags block by block: the number before the block, and their positions."""
     before = 0
     for start in range(0, len(kept), BLOCK):
         block = kept[start : start + BLOCK].nonzero()[0]
@@ -292,9 +283,9 @@ class GrowableArray(Generic[Kind]):
             self._buffer[self._length : length] = value
             self._length = length
 
-    def keep(self, kept: Int64s | Bools) -> None:
-        """Keep the values at ``kept``, flags or ascending positions; in place unless the column gets much shorter."""
-        count = count_of(kept)
+    def keep(self, kept: Bools) -> None:
+        """Keep only flagged values; in place unless the column gets much shorter."""
+        count = int(np.count_nonzero(kept))
         if not self._buffer.flags.writeable or len(self._buffer) > max(2 * count, GROWTH_FLOOR):
             self._buffer = self.values[kept]
         else:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s, blocks_of, count_of
+from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s, blocks_of
 
 
 class GrowableTexts:
@@ -43,7 +43,6 @@ class GrowableTexts:
 
     @property
     def values(self) -> pa.Array:
-        """The texts, (n,), valid until the next append or keep."""
         buffers = [None, pa.py_buffer(self._ends.values), pa.py_buffer(self._characters.values)]
         return pa.Array.from_buffers(self.kind, len(self), buffers)
 
@@ -52,7 +51,7 @@ class GrowableTexts:
         self._ends.append(ends[1:] + (np.int32(self.size) - ends[0]))
         self._characters.append(characters)
 
-    def keep(self, kept: Int64s | Bools) -> None:
+    def keep(self, kept: Bools) -> None:
         texts, ends, characters = self.values, self._ends.writable, self._characters.writable
         count = size = 0
         for start, positions in blocks_of(kept):
@@ -256,17 +255,16 @@ class ValueColumn:
                 same[here] = equal_values(chunk, local, others, other_positions[here])
         return same
 
-    def keep(self, kept: Int64s | Bools) -> None:
-        if not count_of(kept):
+    def keep(self, kept: Bools) -> None:
+        if not kept.any():
             self._chunks, self._numbers, self._texts, self._starts = [], None, None, np.zeros(1, np.int64)
         elif self._grown is not None:
             self._grown.keep(kept)
         else:
-            positions = kept.nonzero()[0] if kept.dtype == np.bool_ else kept
-            cuts, chunks = positions.searchsorted(self._starts), self._chunks
+            chunks = self._chunks
             for i, start in enumerate(self._starts[:-1].tolist()):
                 # One chunk after the other, so that only one of them is in memory twice.
-                chunks[i] = chunks[i].take(pa.array(positions[cuts[i] : cuts[i + 1]] - start))
+                chunks[i] = chunks[i].filter(pa.array(kept[start : start + len(chunks[i])]))
             self._chunks = [chunk for chunk in chunks if len(chunk)]
             self._starts = self._bounds()
             self.merge()
@@ -295,7 +293,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def as_bools(array: pa.Array) -> Bools:
-    """Return an Arrow boolean array without nulls as (n,) bool."""
     return array.to_numpy(zero_copy_only=False)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import Floats, Numbers
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s, count_of
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.kafka.purgatory import Watchers
@@ -44,7 +44,6 @@ class Payload:
 
     @property
     def chunks(self) -> list[pa.Array]:
-        """All rows, valid until the payload changes."""
         if self.kind is None:
             return []
         columns = [self._column(at) for at in range(self.kind.num_fields)]
@@ -86,7 +85,7 @@ class Payload:
 
     def keep(self, rows: Bools) -> None:
         """Keep only flagged rows. The engine does the same afterwards."""
-        self._rows = count_of(rows)
+        self._rows = int(np.count_nonzero(rows))
         if not self._rows:
             self.kind, self._own = None, {}
         for column in self._own.values():
