@@ -444,33 +444,19 @@ class _Failures:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The progress of operations in everything that rules may count, (n,) each: all doubles or all decimals."""
-
-    one: pa.Array
-    n_keys: pa.Array
-    satisfied: pa.Array  # keys
-    any_satisfied: pa.Array  # 0 or 1
-    matched: pa.Array
-    need: pa.Array
-    total: pa.Array
-    sum_need: pa.Array
-
-
-@dataclass(frozen=True)
 class RuleTraits:
     when: Callable[[_Chosen], Int64s]  # when the criterion of each operation is met
     lost_when: Callable[[_Failures], Int64s]  # when it can no longer be met, for all inputs
-    reached: Callable[[Progress], pa.Array]
-    needed: Callable[[Progress], pa.Array]
+    reached: str  # the column of `Resolver.progress` that operations have
+    needed: str  # and that they need
 
 
 TRAITS = {  # In the order of the codes.
-    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: of.one),
-    Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
-    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.need),
-    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.need),
-    Rule.SUM_AT_LEAST: RuleTraits(_enough_value, _Failures.last, lambda of: of.total, lambda of: of.sum_need),
-    Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
-    Rule.UNTIL_DEADLINE: RuleTraits(_at_deadline, _Failures.last_lost, lambda of: of.any_satisfied, lambda of: of.one),
+    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, "satisfied", "one"),
+    Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, "satisfied", "n_keys"),
+    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, "satisfied", "need"),
+    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, "matched", "need"),
+    Rule.SUM_AT_LEAST: RuleTraits(_enough_value, _Failures.last, "total", "sum_need"),
+    Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, "satisfied", "n_keys"),
+    Rule.UNTIL_DEADLINE: RuleTraits(_at_deadline, _Failures.last_lost, "any_satisfied", "one"),
 }

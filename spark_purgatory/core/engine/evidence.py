@@ -77,7 +77,6 @@ class Deliveries:
         return np.concatenate([EMPTY, *(segment.time_us[at] for segment, at in parts)])[order]
 
     def values(self) -> Numbers:
-        """Return the events' values; 0 in a query without values."""
         parts, order = self._by_segment()
         found = [np.zeros(len(at)) if s.value is None else s.value[at] for s, at in parts]
         return numbers.joined(found)[order] if found else np.zeros(0)
@@ -326,7 +325,9 @@ class _Asked:
         met = met & ~inputs.need_nothing
         here = []
         for span in self.spans:
-            low, high = _between(span, self.resolved_us[owner[span.owner]])
+            times_us, at_us = span.segment.time_us, self.resolved_us[owner[span.owner]]
+            low = bisect_within(times_us, span.low, span.high, at_us, after=False)
+            high = bisect_within(times_us, low, span.high, at_us, after=True)
             here.append(replace(span, low=low, high=high).where((low < high) & met[owner[span.owner]]))
         laid = Deliveries.of(here, owner)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
@@ -383,8 +384,3 @@ class _Asked:
         at_no_time = replace(inputs, created_us=np.full(len(inputs.rule), -1))
         met = when_met(at_no_time, RelevantEvents(spans, []), satisfied)[np.unique(laid.operation)]
         return laid.take(met[(met >= 0) & (met < MAX_TIME_US)])
-
-
-def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
-    low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
-    return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)

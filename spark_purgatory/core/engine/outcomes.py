@@ -65,7 +65,6 @@ class MissingKeys:
 def structs_of(
     keys: pa.Array, times_us: pa.Array, ids: pa.Array | None, columns: pa.StructArray | None, spec: EngineSpec
 ) -> pa.StructArray:
-    """Return the events of outcomes, (n,), from their keys as text, times, ids and columns."""
     assert spec.evidence is not None and spec.event_columns is not None, "bug: outcomes carry no events"
     kind, n = spec.event_type(), len(keys)
     own = [pa.nulls(n, field.type) for field in spec.event_columns] if columns is None else columns.flatten()

@@ -19,7 +19,6 @@ from spark_purgatory.core.engine.evaluation import (
     TRAITS,
     EvaluationInput,
     EvaluationResult,
-    Progress,
     RelevantEvents,
     evaluate,
     totals,
@@ -88,7 +87,6 @@ class Resolutions:
         return [replace(span, owner=place[span.owner]) for span in kept]
 
     def by_status(self, chosen: Bools) -> list[tuple[Status, Bools]]:
-        """Split chosen rows, (n,) bool, by the status with which they are resolved."""
         status = self.result.status
         if status is None:
             return [(Status.COMPLETED, chosen)]
@@ -124,20 +122,27 @@ class Resolver:
         (inputs, _), scale = self.inputs(resolutions.rows), self.spec.sum_scale
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
         satisfied = np.bincount(owner[result.satisfied], minlength=n)
-        counts = np.ones(n), np.bincount(owner, minlength=n), satisfied, np.minimum(satisfied, 1), result.matched
-        sums = totals(inputs, resolutions.spans, resolutions.resolved_us), inputs.sum_need
-        floats = [each.astype(float) for each in (*counts, inputs.need)]
+        counts = {
+            "one": np.ones(n),
+            "n_keys": np.bincount(owner, minlength=n),
+            "satisfied": satisfied,
+            "any_satisfied": np.minimum(satisfied, 1),
+            "matched": result.matched,
+            "need": inputs.need,
+        }
+        sums = {"total": totals(inputs, resolutions.spans, resolutions.resolved_us), "sum_need": inputs.sum_need}
+        floats = {name: each.astype(float) for name, each in counts.items()}
         if scale is None:  # Units that are not added up are not read.
-            progress = Progress(*map(pa.array, (*floats, *(each if is_double(each) else floats[0] for each in sums))))
+            floats |= {name: each if is_double(each) else floats["one"] for name, each in sums.items()}
+            progress = {name: pa.array(each) for name, each in floats.items()}
         else:
-            counted = (numbers.counts_as_decimals(each, scale) for each in floats)
-            progress = Progress(*counted, *(numbers.as_decimals(each, scale) for each in sums))
+            progress = {name: numbers.counts_as_decimals(each, scale) for name, each in floats.items()}
+            progress |= {name: numbers.as_decimals(each, scale) for name, each in sums.items()}
         rule = pa.array(inputs.rule)
-        reached = pc.choose(rule, *(traits.reached(progress) for traits in TRAITS.values()))
-        return reached, pc.choose(rule, *(traits.needed(progress) for traits in TRAITS.values()))
+        reached = pc.choose(rule, *(progress[traits.reached] for traits in TRAITS.values()))
+        return reached, pc.choose(rule, *(progress[traits.needed] for traits in TRAITS.values()))
 
     def inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
-        """Return the inputs of ``rows``, (n,), and their watch entries, (m,)."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
         from_us, deadline_us = self.rows.from_us_of(rows), self.rows.deadline_us[rows]

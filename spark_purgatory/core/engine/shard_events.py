@@ -228,7 +228,6 @@ class OrphanEvents:
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
     def take_counted(self) -> int:
-        """Return the number of events that counted for an operation since the last call."""
         counted, self._counted = self._counted, 0
         return counted
 
@@ -251,7 +250,6 @@ class OrphanEvents:
         self.unmatched.logs.setdefault(key, EventLog()).append(segment)
 
     def reject(self, events: EventArrivals, watermark_us: int) -> None:
-        """Make rejected events rows of the next `release`."""
         self._rejected.append(rows_of_rejected(events, watermark_us, self._spec))
 
     # --- operations leave ------------------------------------------------------------------------------
@@ -391,7 +389,6 @@ class ShardEvents:
         self.unvalued_until_us: int | None = None  # the latest completion that was kept without its value for outcomes
 
     def other_logs(self) -> dict[str, dict[LogKey, EventLog]]:
-        """Return the logs besides that of completions, by owner."""
         logs = {"control": self.controls.logs, "unmatched": self.orphans.unmatched.logs}
         return logs | {"ended": self.orphans.ended.logs, "past": self.orphans.past.logs}
 

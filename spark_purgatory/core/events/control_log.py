@@ -50,12 +50,6 @@ def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
     return deadline_us
 
 
-def extended_at(extensions: list[Spans], given_us: Int64s, until_us: Int64s) -> Int64s:
-    """Return the deadlines, (n,), after all extensions up to a time for each operation."""
-    tables = [_tables(_moved_to(span.segment)) for span in extensions]
-    return _furthest(extensions, tables, given_us, until_us)
-
-
 def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s, until_us: Int64s) -> Int64s:
     """Return each deadline, or the latest time that its extensions up to ``until_us`` reach by tables, (n,)."""
     latest_us = deadline_us.copy()
@@ -159,7 +153,8 @@ class ControlEffects:
         if not ((resolved_us < deadline_us) & (deadline_us > self.given_us)).any():
             return deadline_us
         # Every extension up to the resolution counts, because the operation was pending until then.
-        return extended_at(self.extensions, self.given_us, np.minimum(resolved_us, deadline_us))
+        tables = [_tables(_moved_to(span.segment)) for span in self.extensions]
+        return _furthest(self.extensions, tables, self.given_us, np.minimum(resolved_us, deadline_us))
 
 
 class LogKey(NamedTuple):
@@ -177,7 +172,6 @@ class ControlLog:
         return bool(self.logs)
 
     def append(self, events: EventArrivals) -> list[tuple[LogKey, EventSegment]]:
-        """Keep the control events of a batch, and return them by the key of their log."""
         appended = []
         kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
         named = np.zeros(len(events), bool)

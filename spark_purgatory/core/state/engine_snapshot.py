@@ -27,7 +27,7 @@ from spark_purgatory.core.engine.operation_table import TIMES, extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory, Watchers
+from spark_purgatory.core.kafka.purgatory import WAITING, Watchers
 from spark_purgatory.core.kafka.timing_wheel import FOREVER, UNARMED, SystemTimer
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
@@ -124,20 +124,6 @@ def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -
     return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))
 
 
-Numbers = dict[str, int]
-
-
-def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
-    wheel = purgatory.timer.wheel
-    numbers = {"ended": purgatory.ended, "estimated_total": purgatory.estimated_total}
-    return {**numbers, "wheel_clock": wheel.clock, "wheel_levels": len(wheel.spans)}
-
-
-def restore_counts(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays) -> None:
-    purgatory.state = GrowableArray(arrays["rows.state"])
-    purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
-
-
 def save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
     """Save each run under its number, with prefixes and rows apart, which packs closer."""
     for i, run in enumerate(runs.runs):
@@ -185,21 +171,21 @@ def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None
     watchers.hashes = GrowableArray(hashes)
 
 
-def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) -> None:
+def save_timer(timer: SystemTimer, usual_tick: Int64s, arrays: Arrays) -> None:
     """Save the timer without its runs, which are sorted again; ``usual_tick`` has ticks of rows that did not move."""
-    if usual_tick is None or not np.array_equal(timer.armed_tick.values, usual_tick):
+    if not np.array_equal(timer.armed_tick.values, usual_tick):
         armed = timer.armed_tick.values != UNARMED
         arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]
     arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
 
 
-def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | None, arrays: Arrays) -> None:
-    wheel, levels = timer.wheel, numbers["wheel_levels"]
-    wheel.clock = numbers["wheel_clock"]
+def restore_timer(timer: SystemTimer, counts: dict[str, int], usual_tick: Int64s, arrays: Arrays) -> None:
+    wheel, levels = timer.wheel, counts["wheel_levels"]
+    wheel.clock = counts["wheel_clock"]
     wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
     wheel.spans = [wheel.wheel_size**level for level in range(levels)]
     armed_tick = usual_tick
-    if armed_tick is None or "timer.armed" in arrays:
+    if "timer.armed" in arrays:
         armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
         armed_tick[arrays["timer.armed"]] = arrays["timer.tick"]
     timer.armed_tick = GrowableArray(armed_tick)
@@ -329,10 +315,11 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
     counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
     purgatory, ids = engine.purgatory, engine.deduplication.ids
-    engine.completion.watermark_ms = counts["watermark_ms"]
+    engine.watermark_ms = counts["watermark_ms"]
     engine.outcomes.tally = Tally(**facts["tally"])
     _restore_rows(engine, arrays, tables)
-    restore_counts(purgatory, counts, arrays)
+    purgatory.state = GrowableArray(arrays["rows.state"])
+    purgatory.ended, purgatory.estimated_total = counts["ended"], counts["estimated_total"]
     restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
     if spec.role("keys") is None:
         purgatory.watchers.keys = restore_keys("watch.keys", tables)
@@ -424,9 +411,16 @@ def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventL
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
-    log = engine.events.log
-    counts = purgatory_numbers(engine.purgatory)
-    counts = {"watermark_ms": engine.watermark_ms, **counts, "segments": len(log.segments), "log_kept": log.kept}
+    log, purgatory = engine.events.log, engine.purgatory
+    counts = {
+        "watermark_ms": engine.watermark_ms,
+        "ended": purgatory.ended,
+        "estimated_total": purgatory.estimated_total,
+        "wheel_clock": purgatory.timer.wheel.clock,
+        "wheel_levels": len(purgatory.timer.wheel.spans),
+        "segments": len(log.segments),
+        "log_kept": log.kept,
+    }
     spec, kind = engine.spec, engine.rows.payload.kind
     return {
         "spec": spec.fingerprint(),
