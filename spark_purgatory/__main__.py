@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 
 def main() -> int:
-    """Run the command line, or print the package that it lacks."""
     try:
         from spark_purgatory.cli import app
     except ModuleNotFoundError as error:

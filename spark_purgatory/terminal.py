@@ -33,7 +33,6 @@ class PlainConsole(Console):
 
 
 def terminal(stderr: bool = False) -> Console:
-    """Return the console of commands."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")

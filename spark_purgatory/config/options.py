@@ -207,7 +207,6 @@ class SinkOptions(Options):
 
 
 def require_name(value: object, field: str) -> None:
-    """Raise ConfigError unless ``value`` can be a path or a table's name."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{field}={value!r} must be a path or a name")
     if len(value.encode()) > MAX_NAME_BYTES:

@@ -40,7 +40,6 @@ Size = str | int  # text such as "128 MiB", or an int of bytes
 
 
 def parse_duration(value: object, field: str) -> int:
-    """Return a duration in microseconds. Raises ConfigError that names ``field``."""
     wrong = not_a_duration(value)
     if wrong is not None:
         raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
@@ -59,7 +58,6 @@ def us_per(unit: str) -> int:
 
 
 def is_duration(value: object) -> bool:
-    """Return True if ``value`` is a duration, such as "1 hour 30 minutes"."""
     return not_a_duration(value) is None
 
 
@@ -100,7 +98,6 @@ def _unit(word: str) -> str:
 
 
 def parse_size(value: object, field: str) -> int:
-    """Return a size in bytes, at least 1. Raises ConfigError that names ``field``."""
     wrong = not_a_size(value)
     if wrong is not None:
         raise ConfigError(f"{field}={value!r} is not a size: {wrong}")

@@ -97,8 +97,6 @@ def recount(spark: SparkSession, landing: Path, outcomes: Path | str) -> dict[st
     return {row["status"]: Recount(row["expected"], row["found"], row["different"]) for row in rows}
 
 
-# --- --------------------------------------------------------------------------------------------------------------
-
 CONF = Path(__file__).with_name("orders.yaml")
 MARKER = "demo.json"
 # Spark's classes as a JVM needs them in memory, from `make test`: a first query then ends after 12 s, not 17.
@@ -177,7 +175,6 @@ def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
 
 
 def demo_config(folder: Path, format: str = "delta") -> JobConfig:
-    """Return orders.yaml with the demo's folder."""
     places = {
         "operations.source.path": "landing/orders",
         "completions.source.path": "landing/payments",
@@ -215,7 +212,6 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files of a demo, and the folder if nothing else is in it."""
     for name in OURS:
         path = folder / name
         if path.is_dir():

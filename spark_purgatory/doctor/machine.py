@@ -75,7 +75,6 @@ MIN_FREE_BYTES = 2 << 30  # The jars take 90 MB; the rest is for shuffles and a 
 
 
 def java_finding() -> Finding:
-    """Report the Java that Spark would start."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -99,7 +98,6 @@ def pyspark_finding() -> Finding:
 
 
 def delta_finding() -> Finding:
-    """Report Delta's release, whose jars must have been published."""
     what = "delta-spark"
     try:
         found = version(what)
@@ -131,7 +129,6 @@ def jars_finding() -> Finding:
 
 
 def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
-    """Report whether a folder can be written to and has room."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing):

@@ -92,7 +92,6 @@ def findings_of(spark: bool, remote: str | None, settings: Mapping[str, str]) ->
 
 
 def session_or_finding(settings: Mapping[str, str], remote: str | None = None) -> SparkSession | Finding:
-    """Start a session, or return the reason why there is none."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

@@ -122,7 +122,6 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def package_finding(package: str, here: str, there: set[str]) -> Finding:
-    """Report whether workers have the same version of a package as this process."""
     what = f"workers' {package}"
     if there == {here}:
         return Finding(what, here, arrow_remedy(pyspark.__version__, here) if package == "pyarrow" else "")
@@ -163,7 +162,6 @@ def delta_finding(spark: SparkSession) -> Finding:
 
 
 def iceberg_finding(spark: SparkSession) -> Finding:
-    """Report whether the session writes Iceberg tables, or could."""
     if ICEBERG in (spark.conf.get("spark.sql.extensions", None) or ""):
         return Finding("Iceberg", "in this session")
     found = iceberg_package(spark.version) or f"there is none for Spark {spark.version} yet"
@@ -171,7 +169,6 @@ def iceberg_finding(spark: SparkSession) -> Finding:
 
 
 def transactions_finding(spark: SparkSession) -> Finding:
-    """Report whether tables made in this session keep their transactions."""
     name = DEFAULTS + FORGETS.removeprefix("delta.")
     value = spark.conf.get(name, None)
     found = f"{name} = {value}" if value else "their properties have no default that ends it"
@@ -179,7 +176,6 @@ def transactions_finding(spark: SparkSession) -> Finding:
 
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Yield findings about the settings that a query has from its session."""
     store = str(spark.conf.get(requirements.PROVIDER)).rpartition(".")[2]
     remedy = f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}: no other is tested"
     found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)

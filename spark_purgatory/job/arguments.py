@@ -71,7 +71,6 @@ class Consent(NamedTuple):
             )
 
     def given(self, console: Console, question: str) -> bool:
-        """Return True if the change that was shown may be made."""
         agreed = self.yes or (not self.dry_run and console.input(f"{question} [y/N] ").strip().lower() in ("y", "yes"))
         if not agreed:
             say(console, "Nothing was changed")

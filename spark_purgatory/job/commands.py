@@ -92,7 +92,6 @@ def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: 
 def write_report(
     checkpoint: str, table: str, output: Path, settings: Sequence[str], console: Console, **shown: Any
 ) -> None:
-    """Write the page; ``shown``: arguments of `read_report`."""
     try:
         from spark_purgatory.job.report import page, read_report
     except ImportError as error:

@@ -277,7 +277,6 @@ def _line_of(problem: Problem, lines: Mapping[str, int]) -> str:
 
 
 def wrong(field: str, given: str, allowed: str, origin: str = "the job file") -> JobConfigError:
-    """The error of a single problem."""
     return JobConfigError(origin, [Problem(field, given, allowed)])
 
 

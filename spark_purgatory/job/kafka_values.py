@@ -73,7 +73,6 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
 
 
 def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
-    """Return why Avro bytes cannot be read; null if they can."""
     avro = source.avro
     assert avro is not None, "bug: the source has no Avro"
     record = avro_record(value, schemas, source)
@@ -87,7 +86,6 @@ def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
 
 
 def has_header(value: Column) -> Column:
-    """Return True for bytes that begin with a zero and are long enough for an id."""
     return (F.substring(value, 1, 1) == F.lit(b"\x00")) & (F.octet_length(value) >= HEADER_BYTES)
 
 

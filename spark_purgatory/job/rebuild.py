@@ -78,7 +78,6 @@ class Rebuild:
         return {name: (before.get(name, 0), after.get(name, 0)) for name in sorted({*before, *after})}
 
     def write(self) -> None:
-        """Replace the rows in one transaction of the table."""
         outcomes = [rows for status, rows in self.counts.items() if status != "ORPHAN"]
         noted = json.dumps({REBUILD: [sum(before for before, _ in outcomes), sum(after for _, after in outcomes)]})
         writer = self.decided.write.format("delta").mode("overwrite").option("userMetadata", noted)
@@ -207,7 +206,6 @@ def _condition(spark: SparkSession, config: JobConfig, request: RebuildRequest, 
 def show_rebuild(
     job_file: Path, changes: Sequence[str], request: RebuildRequest, consent: Consent, console: Console
 ) -> None:
-    """Show what a rebuild would change, and make the change if a person agrees."""
     config = load_config(job_file, changes)
     consent.check()
     with only_run(config.checkpoint):

@@ -60,8 +60,6 @@ OF_ROWS = ["report_watch_keys", "report_missing_keys", "report_progress", "repor
 
 @dataclass(frozen=True)
 class EndsNext:
-    """An operation that waits."""
-
     keys: str
     missing: str
     progress: str
@@ -70,8 +68,6 @@ class EndsNext:
 
 @dataclass(frozen=True)
 class Report:
-    """The numbers of the page."""
-
     name: str
     table: str
     checkpoint: str

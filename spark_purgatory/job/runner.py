@@ -13,19 +13,21 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
 from spark_purgatory.errors import PurgatoryError, SourceError, sentence_of, without_login
-from spark_purgatory.job import dead_letters, topic_output
+from spark_purgatory.job import dead_letters
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.last_run import nothing_new, table_version_of, write_last_run
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
+from spark_purgatory.job.rows_text import MICROSECONDS
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
@@ -34,16 +36,21 @@ from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
 from spark_purgatory.job.table_changes import removed_rows
 from spark_purgatory.spark.checkpoint.pending import counted
-from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint, shard_states
+from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.monitoring.monitor import monitor
+from spark_purgatory.spark.operator.field_types import key_text
+from spark_purgatory.spark.operator.inputs import field_of
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
-from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator, trigger_of
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError, next_batch
+from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError, check_files, next_batch
+from spark_purgatory.spark.storage.query_start import started
 from spark_purgatory.terminal import at_work, say, terminal
 
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
+AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all fields, and times as exact as Spark's
 NO_TOPIC = "UnknownTopicOrPartitionException"
 NO_BROKER = (
     "Timed out waiting for a node assignment",
@@ -83,7 +90,7 @@ def run(
         with ProgressDisplay(console, name, config.name, spark_log) as progress:
             query: Query
             if sink is None:
-                query, progress.totals.pending = topic_output.start(spark, outcomes, config)
+                query, progress.totals.pending = start_topic(spark, outcomes, config)
             else:
                 trigger = config.trigger.model_dump(exclude_none=True)
                 query = written = sink.write_stream(
@@ -204,6 +211,28 @@ def _summarise(
     if config.dead_letters is not None:
         say(console, dead_letters.count_line(spark, config.dead_letters))
     return summary
+
+
+def start_topic(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> tuple[StreamingQuery, int]:
+    """Start the query that writes a topic; return it, and how many operations wait.
+
+    A record's key is the operation's id as text, its value the outcome's row in JSON. A micro-batch that fails is
+    written again, with the same keys and values.
+    """
+    assert config.output.topic is not None, "bug: the output is no topic"
+    if is_checkpoint(spark, config.checkpoint):
+        check_files(spark, config.checkpoint)
+    decide = settings_to_start(outcomes, config.checkpoint)
+    records = topic_records(outcomes, str(config.operations.made().id))
+    writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
+    writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump())).outputMode("append")
+    return started(writer, spark, config.checkpoint, decide=decide), decide.waiting
+
+
+def topic_records(outcomes: DataFrame, id_column: str) -> DataFrame:
+    key = key_text(*field_of(outcomes, id_column, "operations.id"))
+    value = F.to_json(F.struct("*"), AS_JSON)
+    return outcomes.select(key.alias("key"), value.alias("value"))
 
 
 def kafka_fault(said: str, config: JobConfig) -> str | None:

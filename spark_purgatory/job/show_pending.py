@@ -60,7 +60,6 @@ class FoundPending:
 
 
 def show_pending(request: PendingRequest, console: Console) -> int:
-    """Print what waits; return the exit code."""
 
     def show() -> None:
         spark = started(request.settings, console)

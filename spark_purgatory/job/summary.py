@@ -133,7 +133,6 @@ def warnings_of(totals: Totals) -> Iterator[str]:
 
 
 def verdict(summary: Summary) -> str:
-    """Return a line about whether the numbers add up."""
     if summary.conserved:
         return NOTHING_LOST
     more = summary.outcomes - summary.tally.decided

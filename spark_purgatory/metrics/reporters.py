@@ -87,7 +87,6 @@ class PrometheusReporter:
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Yield each metric with every query's last values."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         samples = list(self._last.values())

@@ -130,7 +130,6 @@ class RowReader:
 
 
 def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of rows, in the order in which they appear."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -151,13 +150,10 @@ def _moments(values: Sequence[Any]) -> Iterator[datetime]:
 
 
 def _has_zone(kind: pa.DataType) -> bool:
-    """Return True if timestamps of the type, or in it, are instants."""
     if pa.types.is_timestamp(kind):
         return kind.tz is not None
     return any(_has_zone(kind.field(i).type) for i in range(kind.num_fields))
 
-
-# --- --------------------------------------------------------------------------------------------------------------
 
 MAKE = "make the PurgatoryTester with"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

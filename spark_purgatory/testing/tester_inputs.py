@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date
-from decimal import ROUND_CEILING, Decimal, localcontext
+from decimal import Decimal, localcontext
 from hashlib import md5
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column
 from spark_purgatory.config.units import us_per
-from spark_purgatory.core.arrays.numbers import DOUBLE, scale_of
+from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bytes, hash_keys
@@ -27,7 +28,6 @@ from spark_purgatory.spark.operator.carried import carried_columns
 from spark_purgatory.spark.operator.field_types import keys_of
 from spark_purgatory.spark.operator.inputs import EngineColumns
 
-MOST_DIGITS = 38
 # Fields whose types the tester restricts more than Spark: instants need no time zone of a session.
 TIMES = ("operations.created", "operations.deadline", "completions.time")
 _IDS = ("completions.operation_id", "completions.event_id")
@@ -69,7 +69,6 @@ def operations_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpe
 
 
 def events_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec) -> pa.Table:
-    """Return events as the exchange delivers them."""
     given = TableColumns(table, options)
     made = given.of_events(spec.number)
     named = zip(carried_columns(options, table.column_names).values(), sent(spec.event_columns or ()), strict=True)
@@ -87,7 +86,6 @@ class TableColumns(EngineColumns[pa.Array]):
         self._table, self.options = table, options
 
     def of(self, value: Any) -> pa.Array:
-        """Return the column, or field of a struct, that a config value names."""
         assert isinstance(value, str), "bug: a Column was not refused"
         if value in self._table.column_names:
             return self._table[value].combine_chunks()
@@ -171,7 +169,6 @@ def _counts(column: pa.Array) -> Int64s:
 
 
 def _owners(column: pa.Array) -> pa.Array:
-    """Return the row of each flat value."""
     n = len(column)
     return pa.array(np.repeat(np.arange(n), _counts(column)) if _is_list(column) else np.arange(n))
 
@@ -210,13 +207,7 @@ def _scoped(keys: pa.Array, scope: pa.Array | None) -> pa.Array:
 
 def _rounded_up(needs: Sequence[Any], scale: int) -> pa.Array:
     """Round needs up to ``scale`` digits behind the point; null if they do not fit 38 digits."""
-    ups: list[Decimal | None] = []
-    for need in needs:
-        number = None if need is None else Decimal(repr(need)) if isinstance(need, float) else Decimal(need)
-        if number is None or not number.is_finite():
-            ups.append(None)
-            continue
-        with localcontext(prec=500, Emin=-999_999, Emax=999_999):
-            up = number.quantize(Decimal(1).scaleb(-scale), ROUND_CEILING)
-            ups.append(up if abs(up.scaleb(scale)) < 10**MOST_DIGITS else None)
-    return pa.array(ups, pa.decimal128(MOST_DIGITS, scale))
+    units = [None if each is None or not isfinite(each) else units_up(each, scale) for each in needs]
+    with localcontext(prec=2 * LARGEST_SCALE):
+        ups = [None if each is None or abs(each) >= MOST_UNITS else Decimal(each).scaleb(-scale) for each in units]
+    return pa.array(ups, pa.decimal128(LARGEST_SCALE, scale))

@@ -27,12 +27,11 @@ from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import InputSection, JobConfig, MetricsOutput
 from spark_purgatory.job.kafka_values import fields_of, rows_of
 from spark_purgatory.job.run_report import ExitCode
-from spark_purgatory.job.runner import run
+from spark_purgatory.job.runner import run, topic_records
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.sources import purgatory_of, read_input
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.topic_output import records_of
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
 from spark_purgatory.spark.sink.table.delta_session import delta_package
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
@@ -439,15 +438,15 @@ def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkS
 
 def test_outcomes_as_records_have_the_id_as_key_and_all_fields_as_value(spark: SparkSession) -> None:
     outcomes = spark.sql("SELECT 7 AS `order.id`, struct(8 AS id) AS order, 'EXPIRED' AS status")
-    [record] = records_of(outcomes, "order.id").collect()
+    [record] = topic_records(outcomes, "order.id").collect()
     expected = {"order.id": 7, "order": {"id": 8}, "status": "EXPIRED"}
     assert (record["key"], json.loads(record["value"])) == ("7", expected), "the column, as the purgatory reads it"
-    [record] = records_of(spark.sql("SELECT timestamp'2026-10-25 02:30:00+02:00' AS at"), "at").collect()
+    [record] = topic_records(spark.sql("SELECT timestamp'2026-10-25 02:30:00+02:00' AS at"), "at").collect()
     assert record["key"] == "2026-10-25 00:30:00Z", "in no zone of a session"
     times = spark.sql(
         "SELECT 1 AS id, timestamp'2026-10-25 02:30:00.123456Z' AS at, timestamp_ntz'2026-10-25 01:00' AS n"
     )
-    [record] = records_of(times, "id").collect()
+    [record] = topic_records(times, "id").collect()
     said = json.loads(record["value"])
     assert datetime.fromisoformat(said["at"]) == datetime(2026, 10, 25, 2, 30, 0, 123456, UTC), "no microsecond is lost"
     assert said["n"] == "2026-10-25T01:00:00.000000"

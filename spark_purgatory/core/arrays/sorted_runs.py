@@ -215,7 +215,6 @@ def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
 
 
 def is_first(ascending: npt.NDArray[Kind]) -> Bools:
-    """Flag the first of each stretch of equal values, (n,) bool."""
     firsts = np.ones(len(ascending), bool)
     np.not_equal(ascending[1:], ascending[:-1], out=firsts[1:])
     return firsts
@@ -256,12 +255,10 @@ class GrowableArray(Generic[Kind]):
 
     @property
     def values(self) -> npt.NDArray[Kind]:
-        """The column, (n,), read only."""
         return self._buffer[: self._length]
 
     @property
     def writable(self) -> npt.NDArray[Kind]:
-        """The column, (n,), for writing."""
         if not self._buffer.flags.writeable:
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]

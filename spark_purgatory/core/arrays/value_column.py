@@ -119,7 +119,6 @@ class ValueColumn:
         self._null_type: pa.DataType | None = None  # the values' type, if a chunk has the null type
         for chunk in chunks or []:
             self._add(chunk)
-        self._starts = self._bounds()
 
     @property
     def chunks(self) -> list[pa.Array]:
@@ -137,14 +136,15 @@ class ValueColumn:
     @property
     def starts(self) -> Int64s:
         """The positions at which chunks begin, and the end of the last one, (chunks + 1,)."""
-        return self._starts if self._grown is None else np.array([0, len(self._grown)])
+        lengths = map(len, self._chunks) if self._grown is None else [len(self._grown)]
+        return np.cumsum([0, *lengths])
 
     @property
     def _grown(self) -> GrowableArray[Any] | GrowableTexts | None:
         return self._texts if self._numbers is None else self._numbers
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._grown is None else len(self._grown)
+        return sum(map(len, self._chunks)) if self._grown is None else len(self._grown)
 
     @staticmethod
     def restored(chunks: list[pa.Array]) -> ValueColumn:
@@ -156,9 +156,6 @@ class ValueColumn:
             for chunk in chunks:
                 column.append(chunk)
         return column
-
-    def _bounds(self) -> Int64s:
-        return np.concatenate(([0], np.cumsum([len(chunk) for chunk in self._chunks]))).astype(np.int64)
 
     def _typed(self, values: pa.Array) -> pa.Array:
         return values if self._null_type is None or values.type == self._null_type else values.cast(self._null_type)
@@ -172,9 +169,6 @@ class ValueColumn:
             self._texts.append(values)
             return
         self._add(values)
-        if self._numbers is not None:
-            return
-        self._starts = self._bounds()
         if len(self._chunks) > MOST_CHUNKS:
             self.merge()
 
@@ -189,7 +183,6 @@ class ValueColumn:
         if len(groups) < len(self._chunks):
             # Arrow would copy a chunk even if it is alone in its group.
             self._chunks = [self._joined(group) if len(group) > 1 else group[0] for group in groups]
-            self._starts = self._bounds()
 
     def _add(self, values: pa.Array) -> None:
         is_number = pa.types.is_integer(values.type) or values.type in (pa.float32(), pa.float64())
@@ -238,7 +231,6 @@ class ValueColumn:
         return joined.take(pa.array(inverse))
 
     def equal(self, positions: Int64s, others: pa.Array, other_positions: Int64s) -> Bools:
-        """Flag the positions whose value is ``others[other_positions[i]]``, (n,) bool."""
         if not len(positions):
             return np.zeros(0, bool)
         if self._numbers is not None and pa.types.is_integer(others.type) and not others.null_count:
@@ -257,16 +249,15 @@ class ValueColumn:
 
     def keep(self, kept: Bools) -> None:
         if not kept.any():
-            self._chunks, self._numbers, self._texts, self._starts = [], None, None, np.zeros(1, np.int64)
+            self._chunks, self._numbers, self._texts = [], None, None
         elif self._grown is not None:
             self._grown.keep(kept)
         else:
             chunks = self._chunks
-            for i, start in enumerate(self._starts[:-1].tolist()):
+            for i, start in enumerate(self.starts[:-1].tolist()):
                 # One chunk after the other, so that only one of them is in memory twice.
                 chunks[i] = chunks[i].filter(pa.array(kept[start : start + len(chunks[i])]))
             self._chunks = [chunk for chunk in chunks if len(chunk)]
-            self._starts = self._bounds()
             self.merge()
 
 

@@ -38,8 +38,6 @@ MAX_DELIVERIES = 1 << 22  # laid out together, 700 MB of columns; operations wit
 
 @dataclass(frozen=True)
 class Redeliveries:
-    """Redeliveries to n operations, sorted by operation and time."""
-
     start: Int64s  # (n + 1,)
     time_us: Int64s  # (e,)
     sums: Int64s  # (1 + LIMBS, e + 1) the number of those before each, and the limbs of their sum

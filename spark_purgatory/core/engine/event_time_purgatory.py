@@ -54,8 +54,6 @@ COMPACT_SHARE = 4  # rows of some 80 bytes that have ended take at most a fifth 
 
 
 class EventTimePurgatory:
-    """One shard: operations, events, ids and the clock."""
-
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.events = ShardEvents(spec)

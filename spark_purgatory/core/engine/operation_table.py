@@ -183,7 +183,6 @@ class OperationTable:
         self._set_from_us(0, from_us)
 
     def from_us_of(self, rows: Int64s) -> Int64s:
-        """Return the earliest event time that counts for each of the rows, (n,) int64."""
         from_us = self.usual_from_us(rows)
         if len(self.late_rows):
             at = np.minimum(self.late_rows.searchsorted(rows), len(self.late_rows) - 1)

@@ -93,8 +93,6 @@ def as_text(keys: pa.Array) -> pa.Array:
 
 @dataclass
 class OutcomeBatch:
-    """n outcomes of one kind; arrays (n,)."""
-
     status: Status
     resolved_us: Int64s
     matched: Int64s

@@ -216,7 +216,6 @@ class Resolver:
         return others + completions(log=self.log.summable(), controls=self.controls.summable(), chosen=sums)
 
     def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """Return the completions of watch entries under level, from any time."""
         if not self.spec.may_have(LEVELLED):
             return []
         start, levels = np.full(len(entries), MIN_TIME_US), inputs.has(LEVELLED)[inputs.owner]

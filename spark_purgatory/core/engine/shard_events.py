@@ -195,8 +195,6 @@ def _ends(ranges: EventSegment) -> Int64s:
 
 @dataclass(frozen=True)
 class EntryTimes:
-    """The times at which m watch entries count events."""
-
     from_us: Int64s  # (m,)
     end_us: Int64s  # (m,) the last time at which the operation was pending
     until_us: Int64s  # (m,) its deadline

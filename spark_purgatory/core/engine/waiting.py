@@ -57,7 +57,6 @@ class Waiting:
         return self._engine.rows.payload.take(self._rows)
 
     def column(self, name: str) -> pa.Array:
-        """Return one of `waiting_fields`, (n,)."""
         columns: dict[str, Callable[[], pa.Array]] = {
             "watch_keys": lambda: self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool)),
             "missing_keys": lambda: self._keys(~self._resolved.result.satisfied, among(self._resolved.rule, KEYED)),

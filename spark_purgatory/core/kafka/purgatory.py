@@ -124,7 +124,6 @@ class Watchers:
         return rows if self._row_of is None else rows[self._row_of.values]
 
     def rows_of(self, entries: Int64s) -> Int64s:
-        """Return the row of each entry, (m,) int64, read only."""
         # numpy would convert 32-bit numbers to 64 bits each time that they index.
         return entries if self._row_of is None else self._row_of.values[entries].astype(np.int64)
 

@@ -123,13 +123,11 @@ class TimingWheel:
         return (1 << self.wheel_size) - 1
 
     def _turned(self, ring: int, by: int) -> int:
-        """Turn the ring so that bit ``by`` is bit 0."""
         by %= self.wheel_size
         return ((ring >> by) | (ring << (self.wheel_size - by))) & self._full
 
 
 def bits_of(flags: Bools) -> int:
-    """Return an int whose bit i is ``flags[i]``."""
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
@@ -236,7 +234,6 @@ class SystemTimer:
         self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
 
     def make_entries(self, base: int) -> None:
-        """Make the entries of all armed tasks again, around another base."""
         rows = np.flatnonzero(self.armed_tick.values != UNARMED)
         self.base, self._has_repeats = base, False
         self.entries = SortedRuns([self._entries_of(self.armed_tick.values[rows], rows)])

@@ -58,7 +58,6 @@ class OperationArrivals:
         return len(self.id_hash)
 
     def take(self, rows: Int64s) -> OperationArrivals:
-        """Return the operations at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
         counts, chosen = np.diff(self.offsets), np.zeros(len(self), bool)
@@ -71,8 +70,6 @@ class OperationArrivals:
 
 @dataclass(frozen=True)
 class EventArrivals:
-    """Columns of n events."""
-
     keys: pa.Array
     key_hash: Int64s
     time_us: Int64s  # (n,) MIN_TIME_US where there is none
@@ -90,7 +87,6 @@ class EventArrivals:
         return len(self.key_hash)
 
     def take(self, rows: Int64s) -> EventArrivals:
-        """Return the events at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
         return EventArrivals(**{name: _at(column, rows) for name, column in vars(self).items()})
@@ -267,7 +263,6 @@ def _values(column: pa.Array) -> tuple[Numbers, Bools]:
 
 
 def whole(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array."""
     return _as_array(table[name].combine_chunks())
 
 

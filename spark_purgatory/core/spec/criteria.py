@@ -70,7 +70,6 @@ class Criterion:
 
     @property
     def code(self) -> Rule:
-        """The rule as a code."""
         return Rule[self.rule.upper()]
 
     def check_double(self) -> None:
@@ -84,12 +83,10 @@ class Criterion:
 
     @property
     def reads_values(self) -> bool:
-        """True if events must bring a value."""
         return self.code in VALUED
 
 
 def _is_finite(need: object) -> bool:
-    """Return True if a need is a number that is finite as a double."""
     if isinstance(need, bool) or not isinstance(need, (int, float, Decimal)):
         return False
     try:

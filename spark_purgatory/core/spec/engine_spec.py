@@ -26,8 +26,6 @@ MOVES = "or move the checkpoint (spark-purgatory move)"
 
 @dataclass(frozen=True)
 class Evidence:
-    """The events that outcomes carry."""
-
     has_value: bool = False  # the first of the events' columns is their value
     lists_all: bool = False  # outcomes carry all relevant events, and not only the one that decided
     most: int = 100  # events that one outcome lists at most: the first in its order
@@ -124,7 +122,6 @@ class EngineSpec:
 
     @property
     def by_row(self) -> bool:
-        """True if operations bring their own rules."""
         return isinstance(self.criterion, ByRow)
 
     def may_have(self, rules: tuple[Rule, ...]) -> bool:

@@ -187,7 +187,6 @@ def read_blob(blob: bytes) -> tuple[dict[str, Any], Arrays, Tables]:
 
 
 def shard_count(blob: bytes) -> int:
-    """Return the number of shards of the query that wrote a checked blob."""
     return int(HEADER.unpack_from(blob)[2])
 
 
@@ -210,7 +209,6 @@ def read_metadata(blob: bytes) -> dict[str, Any]:
 
 
 def _checked(blob: bytes) -> tuple[Values, int]:
-    """Return the coded body and its size before coding."""
     _, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, WHAT)
     coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, WHAT)
     return np.frombuffer(coded, np.uint8), length

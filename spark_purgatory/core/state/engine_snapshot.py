@@ -251,7 +251,6 @@ def _of_shards(blob: bytes, shards: int) -> list[str]:
 
 
 def refuse(differences: Iterable[str]) -> None:
-    """Raise StateMismatchError with the differences, each once, if there are any."""
     found = list(dict.fromkeys(differences))
     left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
     if found:
@@ -289,7 +288,6 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
 
 
 def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EngineSpec:
-    """Return the spec of the query that wrote a blob, as far as the blob has it."""
     carried = event_columns_of(facts, tables)
     return replace(
         spec_of(facts["spec"]),

@@ -194,7 +194,6 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def type_text(field: pa.Field) -> str:
-    """Return a field's type in Spark's words."""
     kind, note = field.type, (field.metadata or {}).get(SPARK_TYPE)
     if note is not None:
         return note.decode()
@@ -376,7 +375,6 @@ class StoredPayload:
         yield from self._in_parts(column, kind, path)
 
     def _in_parts(self, column: pa.Array, kind: pa.DataType, path: str) -> Iterator[str]:
-        """Check the parts of a nested column without nulls."""
         if pa.types.is_struct(kind):
             held, wanted = ([part.name for part in each] for each in (column.type, kind))
             order, _ = matched(held, wanted, self.comparison.case_sensitive)

@@ -66,7 +66,6 @@ def write_entry(step: Step) -> bytes:
 
 @decoding(WHAT)
 def read_entry(entry: bytes) -> Step:
-    """Return the step of an entry. Raises StateCorruptError or StateVersionError."""
     coded = read_frame(MAGIC, VERSION, entry, WHAT)
     [size] = SIZE.unpack_from(coded)
     if size > len(coded) * MOST_COMPRESSED:
