@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.engine.shard_events import shown, united
+from spark_purgatory.core.engine.shard_events import shown
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
-from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
+from spark_purgatory.core.events.event_log import FORGET_FLOOR
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec, spec_of
@@ -148,26 +147,6 @@ def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
     engine = shards.engine(0)
     assert (len(engine.events.orphans), engine.events.orphans.ended.logs, shards.due_ms) == (0, {}, [None])
     assert engine.events.orphans.past.logs == {}
-
-
-def test_the_ranges_of_a_hot_key_become_few() -> None:
-    ranges = EventSegment.build(
-        pa.array(["a", "a", "a", "b", "a"]),
-        np.array([1, 1, 1, 2, 1]) << 40,
-        np.array([10, 12, 40, 12, 30]),
-        np.array([30, 20, 50, 13, 35]),
-    )
-    few = united(ranges)
-    assert list(zip(few.keys.to_pylist(), few.time_us, few.value, strict=True)) == [
-        ("a", 10, 35),
-        ("a", 40, 50),
-        ("b", 12, 13),
-    ]
-    shards = Shards(EARLY)
-    n = 3 * FORGET_FLOOR
-    shards.run([([op(f"o{i}", deadline=20_000 + i) for i in range(n)], at(15), 0), ([], [], 1)])
-    [log] = shards.engine(0).events.orphans.ended.logs.values()
-    assert len(log) == 1
 
 
 # --- settings, state, texts -----------------------------------------------------------------------

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import is_double
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
 from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, OutcomeBatch, structs_of, unwatched, without_prefix
@@ -165,27 +165,13 @@ class EndedRanges:
         return inside
 
     def forget(self, watermark_us: int) -> None:
-        """Forget ranges that the watermark has passed and unite those of a key, if a fifth are passed or the number of
-        ranges has doubled since.
-        """
+        """Forget ranges that the watermark has passed, if they are a fifth."""
         for log in self.logs.values():
             passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)
-            left = len(log) - passed
-            if passed > left // 4 + FORGET_FLOOR or left > 2 * log.kept + FORGET_FLOOR:
-                [segment] = log.merged()
-                few = united(segment.where(_ends(segment) > watermark_us))
-                log.segments, log.kept = [few] if len(few) else [], len(few)
+            if passed > (len(log) - passed) // 4 + FORGET_FLOOR:
+                left = (segment.where(_ends(segment) > watermark_us) for segment in log.segments)
+                log.segments = [segment for segment in left if len(segment)]
         self.logs = {key: log for key, log in self.logs.items() if len(log)}
-
-
-def united(ranges: EventSegment) -> EventSegment:
-    """Unite the ranges of a key that overlap, so that a hot key has few of them."""
-    largest_end_us = ranges.running_max
-    begins = np.ones(len(ranges), bool)
-    begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]
-    begins[ranges.start[:-1]] = True
-    last = np.append(np.flatnonzero(begins)[1:], len(ranges)) - 1 if len(ranges) else EMPTY
-    return replace(ranges.where(begins), value=largest_end_us[last])
 
 
 def _ends(ranges: EventSegment) -> Int64s:
