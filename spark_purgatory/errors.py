@@ -199,7 +199,7 @@ def sentence_of(error: BaseException) -> str:
     if (own := own_error(error)) is not None:
         return str(own)
     text = _text(error)
-    if died := next((said for words, said in _DIED.items() if words in text), None):
+    if died := next((sentence for words, sentence in _DIED.items() if words in text), None):
         return died
     if fault := storage_fault(error):
         return fault
@@ -227,16 +227,16 @@ def own_error(error: BaseException) -> PurgatoryError | None:
     if isinstance(error, PurgatoryError):
         return error
     text = _text(error)
-    for name, said in reversed(_OWN.findall(text)):
+    for name, sentence in reversed(_OWN.findall(text)):
         if isinstance(kind := globals().get(name), type) and issubclass(kind, PurgatoryError):
-            return again(name, said)
+            return again(name, sentence)
     return BugError(broken[-1]) if (broken := _BROKEN.findall(text)) else None
 
 
-def again(name: str, said: str) -> PurgatoryError:
+def again(name: str, message: str) -> PurgatoryError:
     """Return an error of this package by its name, with a whole message: an ``__init__`` may add to it."""
     error = PurgatoryError.__new__(globals()[name])
-    error.args = (said,)
+    error.args = (message,)
     return error
 
 
@@ -299,13 +299,13 @@ def without_login(text: str) -> str:
     return _LOGIN.sub("", text)
 
 
-def _raised(file: str, line: str, function: str, name: str, said: str) -> str:
+def _raised(file: str, line: str, function: str, name: str, message: str) -> str:
     short = name.rpartition(".")[2]
-    if name.startswith("pyspark.errors.") and said.startswith("["):
-        return f"{short} {said}"
-    if said.startswith("No module") and short == "ModuleNotFoundError":
+    if name.startswith("pyspark.errors.") and message.startswith("["):
+        return f"{short} {message}"
+    if message.startswith("No module") and short == "ModuleNotFoundError":
         lacking = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
-        return f"{short}: {said}{lacking if _OF_WORKERS.search(said) else ''}"
+        return f"{short}: {message}{lacking if _OF_WORKERS.search(message) else ''}"
     return f"{short} in {function} ({file}, line {line})"
 
 

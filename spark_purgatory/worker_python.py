@@ -26,11 +26,11 @@ def why_unfit(executable: str) -> str:
         return ""
     tried = subprocess.run([path, "-c", ASKED], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
-        said = (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
-        return f"which is {path} and lacks packages ({said})"
+        printed = (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
+        return f"which is {path} and lacks packages ({printed})"
     here = tuple(map(str, sys.version_info[:2]))
-    there = tuple(tried.stdout.split())
-    return "" if there == here else f"which is {path} and Python {'.'.join(there)}, not {'.'.join(here)} as here"
+    found = tuple(tried.stdout.split())
+    return "" if found == here else f"which is {path} and Python {'.'.join(found)}, not {'.'.join(here)} as here"
 
 
 def arrow_remedy(spark: str, arrow: str) -> str:

@@ -77,10 +77,10 @@ def _require_columns(value: object, field: str) -> None:
         require_column(column, f"{field}[{i}]")
 
 
-def _require(said: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], None]:
+def _require(allowed: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], None]:
     def check(value: Any, field: str) -> None:
         if not fits(value):
-            raise ConfigError(f"{field}={value!r} must be {said}")
+            raise ConfigError(f"{field}={value!r} must be {allowed}")
 
     return check
 
@@ -139,10 +139,10 @@ def near(name: str, names: Iterable[str]) -> str:
 def not_a_column(field: str, name: str, names: Sequence[str]) -> ConfigError:
     """Return the error of an option that names a column which its input lacks."""
     meant = near(name, names)
-    there = f"{meant} There are" if meant else ": there are"
+    known = f"{meant} There are" if meant else ": known are"
     is_rule = field == "criterion.rule" and name in RULES
     way = f'; for one rule in all rows add a column, withColumn("rule", F.lit("{name}")), and name that'
-    return ConfigError(f"{field}={name!r} is not a column{there} {', '.join(names)}{way if is_rule else ''}")
+    return ConfigError(f"{field}={name!r} is not a column{known} {', '.join(names)}{way if is_rule else ''}")
 
 
 def _refuse_unknown(owner: str, given: Iterable[str], names: Sequence[str]) -> None:

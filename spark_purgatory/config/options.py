@@ -319,7 +319,7 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
     kinds = "" if completions.kind is None else f" By `{completions.kind}` it may also fail, cancel, force or extend."
     delays = f"{operations.watermark} (operations), {completions.watermark} (completions)"
     silent = [each.section[:-1] for each in (operations, completions) if each.idle_after is None]
-    said = {
+    rules = {
         "waits": f"each `{operations.id}` waits {until}{unit} from `{operations.created}` for events on "
         f"{', '.join(f'`{key}`' for key in keys)}",
         "completes": f"{met} ({criterion!r}); events come with `{completions.key}` and `{completions.time}`",
@@ -331,8 +331,8 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
         if options.emit == "early"
         else "when no earlier event can come, so that the order of arrival changes nothing",
     }
-    said |= {"example": _example(options)} if is_duration(operations.timeout) else {}
-    return {name: f"{text.removesuffix('.')}." for name, text in said.items()}
+    rules |= {"example": _example(options)} if is_duration(operations.timeout) else {}
+    return {name: f"{text.removesuffix('.')}." for name, text in rules.items()}
 
 
 def _example(options: PurgatoryOptions) -> str:

@@ -79,8 +79,8 @@ def java_finding() -> Finding:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
         return Finding("Java", f"none at {java}" if java else "none", INSTALL_JAVA)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    if (match := re.search(r'version "(\d+)', said)) is None:
+    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    if (match := re.search(r'version "(\d+)', printed)) is None:
         return Finding("Java", f"{java} does not print its version", INSTALL_JAVA)
     return Finding("Java", f"{match[1]} ({java})", "" if int(match[1]) >= JAVA_MIN else INSTALL_JAVA)
 

@@ -82,8 +82,8 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
             except Exception as error:
                 versions[name] = "not installed" if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
         python, now_ms = "{}.{}.{}".format(*sys.version_info[:3]), int(time.time() * 1000)
-        said = {"host": socket.gethostname(), "python": python, "executable": sys.executable, "now_ms": now_ms}
-        return json.dumps({**said, "packages": versions})
+        facts = {"host": socket.gethostname(), "python": python, "executable": sys.executable, "now_ms": now_ms}
+        return json.dumps({**facts, "packages": versions})
 
     return about
 
@@ -95,7 +95,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     ask = F.udf(about_worker(asked), "string", useArrow=False)
     began_ms = time.time() * 1000
     try:
-        answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("said"), F.unix_millis(F.now()).alias("at"))
+        answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("facts"), F.unix_millis(F.now()).alias("at"))
         rows = answers.collect()
     except SPARK_FAULTS as error:
         remedy = f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
@@ -104,7 +104,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
         yield Finding("workers", f"a tiny job failed: {sentence_of(error)}", remedy)
         return
     ended_ms = time.time() * 1000
-    workers = [json.loads(row["said"]) for row in rows]
+    workers = [json.loads(row["facts"]) for row in rows]
     here = json.loads(about_worker(asked)(None))
     hosts = len({worker["host"] for worker in workers})
     others = sorted({worker["python"] for worker in workers} - {here["python"]})
@@ -121,18 +121,18 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     yield clock_finding("workers' clocks", skew_ms, "this machine's")
 
 
-def package_finding(package: str, here: str, there: set[str]) -> Finding:
+def package_finding(package: str, here: str, installed: set[str]) -> Finding:
     what = f"workers' {package}"
-    if there == {here}:
+    if installed == {here}:
         return Finding(what, here, arrow_remedy(pyspark.__version__, here) if package == "pyarrow" else "")
     install = f"have {package} {here} in every worker's environment; {SHIP}"
-    return Finding(what, f"{', '.join(sorted(there))}; this process has {here}", install)
+    return Finding(what, f"{', '.join(sorted(installed))}; this process has {here}", install)
 
 
-def protobuf_finding(there: set[str]) -> Finding:
+def protobuf_finding(installed: set[str]) -> Finding:
     """Report whether workers have what ``host="transformWithState"`` needs; a note, as the other host needs none."""
-    what, found = "workers' protobuf", ", ".join(sorted(there))
-    if there == {"fits"}:
+    what, found = "workers' protobuf", ", ".join(sorted(installed))
+    if installed == {"fits"}:
         return Finding(what, found)
     way = f"pip install {requirements.fitting_protobuf()} on each"
     return note(what, f"{found}; only host='transformWithState' needs it: {way}")

@@ -22,8 +22,8 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
     for number, text in enumerate(texts, 1):
         name, equals, value = text.partition("=")
         if not (name and equals):
-            said = f"number {number} of {len(texts)} is not"
-            raise ConfigError(f"--conf must be NAME=VALUE, for example spark.master=local[4]; {said}")
+            fault = f"number {number} of {len(texts)} is not"
+            raise ConfigError(f"--conf must be NAME=VALUE, for example spark.master=local[4]; {fault}")
         settings[name] = value
     return settings
 
@@ -42,8 +42,8 @@ def writing_to(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = f"{option} {str(path)!r} cannot be written ({error.strerror})"
-        raise ConfigError(f"{said}: give a place that exists or can be made, and that you may write to") from None
+        fault = f"{option} {str(path)!r} cannot be written ({error.strerror})"
+        raise ConfigError(f"{fault}: give a place that exists or can be made, and that you may write to") from None
 
 
 def log_file() -> Path:

@@ -46,8 +46,8 @@ def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, JobConfigError):
             raise
-        said = f"the answer does not look like a schema registry's ({type(error).__name__})"
-        raise wrong(field, f"subject {subject!r}", said) from error
+        fault = f"the answer does not look like a schema registry's ({type(error).__name__})"
+        raise wrong(field, f"subject {subject!r}", fault) from error
 
 
 def _of_file(file: str, field: str) -> str:
@@ -79,11 +79,11 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
 class _SameServer(urllib.request.HTTPRedirectHandler):
     """Follows redirects on the registry's own server, also from http to https: no other server may see user_info."""
 
-    def redirect_request(self, req: urllib.request.Request, *said: Any) -> urllib.request.Request | None:
-        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(said[-1])
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(answer[-1])
         same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
         secured = (old.scheme, new.scheme) == ("http", "https") and {old.port, new.port} <= {None, 80, 443}
-        return super().redirect_request(req, *said) if same or (secured and old.hostname == new.hostname) else None
+        return super().redirect_request(req, *answer) if same or (secured and old.hostname == new.hostname) else None
 
 
 def _asked(registry: Registry, path: str, field: str) -> Any:
@@ -96,9 +96,9 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
             return json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         elsewhere = f"the registry redirects to another server (HTTP {error.code}): give that server's address as url"
-        said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
-        said |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
-        raise wrong(field, path, said.get(error.code, f"the registry answers with HTTP {error.code}")) from error
+        faults = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
+        faults |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
+        raise wrong(field, path, faults.get(error.code, f"the registry answers with HTTP {error.code}")) from error
     except (OSError, ValueError, HTTPException, RecursionError) as error:
-        said_of = str(error) if isinstance(error, OSError) else type(error).__name__
-        raise wrong(field, path, f"the registry cannot be reached: {said_of}") from error
+        fault = str(error) if isinstance(error, OSError) else type(error).__name__
+        raise wrong(field, path, f"the registry cannot be reached: {fault}") from error

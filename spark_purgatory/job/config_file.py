@@ -103,14 +103,14 @@ def _table_problems(
     if known := selected(shape, source_columns(shape)):
         added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
         prefix = "".join(_texts(rules.get("prefix")))
-        there = [*(name for name in known if name not in exclude), *(prefix + name for name in added)]
+        columns = [*(name for name in known if name not in exclude), *(prefix + name for name in added)]
         for column in _texts(output.get("partition_by")):
-            if column.lower() not in map(str.lower, there):
-                yield _no_column("output.partition_by", column, there)
+            if column.lower() not in map(str.lower, columns):
+                yield _no_column("output.partition_by", column, columns)
 
 
-def _no_column(field: str, column: str, there: list[str]) -> Problem:
-    return Problem(field, repr(column), f"is not a column{near(column, there) or '.'} There are {', '.join(there)}")
+def _no_column(field: str, column: str, columns: list[str]) -> Problem:
+    return Problem(field, repr(column), f"is not a column{near(column, columns) or '.'} There are {', '.join(columns)}")
 
 
 def source_columns(given: InputSection) -> dict[str, str]:
@@ -265,8 +265,8 @@ class JobConfigError(ConfigError):
     def __init__(self, origin: str, problems: Iterable[Problem], lines: Mapping[str, int] | None = None) -> None:
         self.origin = origin
         self.problems = tuple(problems)
-        told = "\n".join(f"  {_line_of(problem, lines or {})}{problem}" for problem in self.problems)
-        super().__init__(f"{origin} has {len(self.problems)} problem{'s' * (len(self.problems) > 1)}:\n{told}")
+        listed = "\n".join(f"  {_line_of(problem, lines or {})}{problem}" for problem in self.problems)
+        super().__init__(f"{origin} has {len(self.problems)} problem{'s' * (len(self.problems) > 1)}:\n{listed}")
 
 
 def _line_of(problem: Problem, lines: Mapping[str, int]) -> str:
@@ -386,8 +386,8 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        said = _NAMED.sub(QUOTE_IT, getattr(error, "problem", None) or str(error).splitlines()[0])
-        raise wrong(where, "", f"not YAML: {said}", origin) from None
+        fault = _NAMED.sub(QUOTE_IT, getattr(error, "problem", None) or str(error).splitlines()[0])
+        raise wrong(where, "", f"not YAML: {fault}", origin) from None
     except (ValueError, LookupError, AttributeError):
         raise wrong("the file", "", "a number or truth value cannot be read: put it in quotes", origin) from None
     except RecursionError:

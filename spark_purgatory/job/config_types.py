@@ -32,10 +32,10 @@ def _read_by(parse: Callable[[object, str], object]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
+def _but(kinds: type | tuple[type, ...], allowed: str) -> BeforeValidator:
     def check(value: object) -> object:
         if isinstance(value, kinds):
-            raise ValueError(said)
+            raise ValueError(allowed)
         return value
 
     return BeforeValidator(check)

@@ -106,8 +106,8 @@ def _malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 
 def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> DataFrame:
-    ours = {option.lower() for option in OUR_OPTIONS}
-    given = {option: value for option, value in source.options.items() if option.lower() not in ours}
+    fixed = {option.lower() for option in OUR_OPTIONS}
+    given = {option: value for option, value in source.options.items() if option.lower() not in fixed}
     reader = spark.readStream.format(source.format).options(**{**NEVER_TOO_OLD, **given, **OUR_OPTIONS})
     rows = reader.schema(f"{source.schema_ddl}, {RAW} string").load(source.path)
     fields = {field: F.col(back_ticked(field)) for field in rows.columns if field != RAW}
@@ -125,7 +125,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
     value = F.col("value")
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
     if source.avro is not None:
-        reason = avro_reason(value, schemas_of(source, name), source)
+        reason = avro_reason(value, schemas_of(source, name), source.avro)
         rows = records.select("topic", "partition", "offset", "value", reason.alias("reason"))
         no_text = F.lit(None).cast("string")
         return _letters(rows.where("reason is not null"), name, place, F.col("reason"), raw=no_text, raw_bytes=value)

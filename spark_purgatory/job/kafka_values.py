@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
 from spark_purgatory.job.avro_schemas import AvroSchemas, schemas_of
-from spark_purgatory.job.source_config import KAFKA_COLUMNS, KafkaSource
+from spark_purgatory.job.source_config import KAFKA_COLUMNS, AvroValues, KafkaSource
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
 # A field with a default tells a value that has only nulls from one that cannot be read. No source has it.
@@ -29,7 +29,7 @@ def rows_of(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
     A record that cannot be read becomes a row of nulls, which the purgatory rejects with a reason.
     """
     if source.avro is not None:
-        record = avro_record(F.col("value"), schemas_of(source, name), source)
+        record = avro_record(F.col("value"), schemas_of(source, name), source.avro)
     else:
         assert source.schema_ddl is not None, "bug: a source without a schema was accepted"
         record = F.from_json(text_of(F.col("value")), source.schema_ddl)
@@ -48,10 +48,8 @@ def text_of(value: Column) -> Column:
     return F.try_validate_utf8(value.cast("string"))
 
 
-def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
+def avro_record(value: Column, schemas: AvroSchemas, avro: AvroValues) -> Column:
     """The record in Avro bytes with `MARK`; null, or a record of nulls, where they cannot be read."""
-    avro = source.avro
-    assert avro is not None, "bug: the source has no Avro"
     reader = with_mark(schemas.reader)
     if not avro.has_header:
         return _decoded(value, schemas.reader, reader)
@@ -64,18 +62,16 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
     if avro.unknown_id == "reject":
         return record
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
-    said = (
+    message = (
         "spark_purgatory.errors.SourceError: the value at %s has the schema %s, which the registry's subject did not "
         "have when the job started. Start the job again: it asks the registry. If no registry has it, set "
         "avro.unknown_id: reject"
     )
-    return record.when(value.isNotNull(), F.raise_error(F.format_string(said, place, schema_id(value))))
+    return record.when(value.isNotNull(), F.raise_error(F.format_string(message, place, schema_id(value))))
 
 
-def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
-    avro = source.avro
-    assert avro is not None, "bug: the source has no Avro"
-    record = avro_record(value, schemas, source)
+def avro_reason(value: Column, schemas: AvroSchemas, avro: AvroValues) -> Column:
+    record = avro_record(value, schemas, avro)
     reason = F.when(value.isNull(), "the record has no value")
     if avro.has_header:
         reason = reason.when(~has_header(value), "the value has no header of a schema registry")

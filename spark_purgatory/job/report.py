@@ -272,8 +272,8 @@ def _nothing_lost(report: Report) -> tuple[bool, str, str]:
     text = f"{sums_of(tally)}. {report.in_table:,} rows are in the table, {staged:,} are staged for it."
     if report.moved_on:
         return True, "Read while the query went on", f"{text} These numbers may differ by a micro-batch."
-    said = verdict(summary)
-    return said == NOTHING_LOST, said, text
+    line = verdict(summary)
+    return line == NOTHING_LOST, line, text
 
 
 def _watermark(report: Report) -> tuple[bool, str, str]:

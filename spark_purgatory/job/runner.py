@@ -235,18 +235,18 @@ def topic_records(outcomes: DataFrame, id_column: str) -> DataFrame:
     return outcomes.select(key.alias("key"), value.alias("value"))
 
 
-def kafka_fault(said: str, config: JobConfig) -> str | None:
+def kafka_fault(message: str, config: JobConfig) -> str | None:
     """Return the fault of the job's topics or brokers, whose fields Spark does not name; None without one."""
     sources = {"operations": config.operations.source, "completions": config.completions.source}
     read = {name: source for name, source in sources.items() if isinstance(source, KafkaSource)}
-    if NO_TOPIC in said:
+    if NO_TOPIC in message:
         topics = [f"{name}.source.topic ({', '.join(source.topic)})" for name, source in read.items() if source.topic]
         topics += [f"output.topic ({config.output.topic})"] * bool(config.output.topic)
         return (
             f"the brokers have no topic of one of these names: {' or '.join(topics)}. Make the topic, or correct the "
             "name, and start the job again; the checkpoint may stay"
         )
-    if any(text in said for text in NO_BROKER):
+    if any(text in message for text in NO_BROKER):
         options = [f"{name}.source.options" for name in read] + ["output.options"] * bool(config.output.topic)
         return (
             f"no Kafka broker answers at {BROKERS} of {' or '.join(options)}: is the address right, is it a broker's "

@@ -75,10 +75,10 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, s
     # themselves: its folder has all packages of this Python, which would go before those of the workers' own.
     checkout = str(ROOT) if (ROOT / "pyproject.toml").exists() else ""
     pythonpath = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH", ""))))
-    ours = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
+    settings = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
     if _needs_iceberg(config):
-        ours |= BOTH_EXTENSIONS
-    settings = {**ours, **(submitted or {}), **config.spark}
+        settings |= BOTH_EXTENSIONS
+    settings = {**settings, **(submitted or {}), **config.spark}
     # Micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work.
     is_busy = parse_duration(config.trigger.processingTime or "0 s", "trigger.processingTime") < IDLE_WORKER_US
     # Folders of other machines are not known here.
@@ -179,9 +179,9 @@ def _packages(config: JobConfig) -> list[str]:
         AVRO_PACKAGE: any(source.avro is not None for source in read),
     }
     named = ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
-    ours = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
-    ours += _iceberg_packages(named) if _needs_iceberg(config) else []
-    return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
+    packages = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
+    packages += _iceberg_packages(named) if _needs_iceberg(config) else []
+    return [*config.packages, *(package for package in packages if package.rpartition(":")[0] not in named)]
 
 
 def _submitted_settings() -> dict[str, str] | None:
@@ -208,11 +208,11 @@ def _stderr_into(path: Path | None) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a", encoding="utf-8")
     sys.stderr.flush()
-    ours = os.dup(2)
+    own_stderr = os.dup(2)
     with opened as log:
         os.dup2(log.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(ours, 2)
-            os.close(ours)
+            os.dup2(own_stderr, 2)
+            os.close(own_stderr)

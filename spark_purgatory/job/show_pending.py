@@ -81,8 +81,8 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     except AnalysisException as error:
         if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
             raise
-        said = f"--where {request.where!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
-        raise ConfigError(said) from error
+        fault = f"--where {request.where!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
+        raise ConfigError(fault) from error
     order_by = f"{request.prefix}remaining_ms" if request.order_by == "remaining_ms" else request.order_by
     in_order = order_by.replace("{", "{{").replace("}", "}}")
     shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
@@ -133,15 +133,15 @@ def _total(found: FoundPending) -> str:
 def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
     """A table of the main columns and of as many of the operations' own as fit and add something; None if too wide."""
     rows = found.rows
-    ours = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
-    own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in ours}
+    added = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
+    own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in added}
     named = next((name for name, texts in own.items() if len(set(texts)) == len(rows)), next(iter(own), ""))
     columns = {named: own.pop(named)} if named else {}
     columns |= dict(_of_waiting(rows, prefix))
     instants = [{row.get(prefix + name) for name in ("created_at", "deadline_at")} for row in rows]
     for name, texts in own.items():
-        said = name in found.times and all(row.get(name) in at for row, at in zip(rows, instants, strict=True))
-        if any(texts) and not said and name not in columns and texts not in columns.values():
+        is_repeated = name in found.times and all(row.get(name) in at for row, at in zip(rows, instants, strict=True))
+        if any(texts) and not is_repeated and name not in columns and texts not in columns.values():
             columns[name] = texts
     while True:
         right = {name: name == "left" or all(map(NUMBER.fullmatch, texts)) for name, texts in columns.items()}

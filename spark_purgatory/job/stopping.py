@@ -43,8 +43,8 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             # At once, since a thread may wait for the JVM. The live view has hidden the cursor.
             shows = SHOW_CURSOR if sys.stdout.isatty() else ""
-            said = "Cut by a second ctrl-C. Nothing is lost: a rerun continues from the checkpoint."
-            os.write(1, f"{shows}\n{said}\n".encode())
+            line = "Cut by a second ctrl-C. Nothing is lost: a rerun continues from the checkpoint."
+            os.write(1, f"{shows}\n{line}\n".encode())
             os._exit(128 + number)
         self.signal = number
         self.event.set()

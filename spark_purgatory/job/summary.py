@@ -95,8 +95,8 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
 
 
 def topic_line(tally: JobTally, totals: Totals) -> str:
-    said = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
-    return f"{_sober(said, totals)}: {sums_of(tally)}"
+    line = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
+    return f"{_sober(line, totals)}: {sums_of(tally)}"
 
 
 def sums_of(tally: JobTally, where: str = "") -> str:
@@ -104,10 +104,10 @@ def sums_of(tally: JobTally, where: str = "") -> str:
     return f"{tally.received:,} received = {tally.decided:,} with an outcome{where} + {tally.pending:,} waiting"
 
 
-def _sober(said: str, totals: Totals) -> str:
+def _sober(line: str, totals: Totals) -> str:
     """Return other words than `NOTHING_LOST` where nearly all events of the run were rejected."""
     rejected, received = totals.counted["events_rejected"], totals.counted["events_received"]
-    return BUT_REJECTED if said == NOTHING_LOST and rejected and rejected >= REJECTED_SHARE * received else said
+    return BUT_REJECTED if line == NOTHING_LOST and rejected and rejected >= REJECTED_SHARE * received else line
 
 
 def warnings_of(totals: Totals) -> Iterator[str]:
@@ -115,15 +115,15 @@ def warnings_of(totals: Totals) -> Iterator[str]:
     counted = totals.counted
     if late := counted["events_late"] + counted["operations_late"]:
         rows = counted["events_received"] + counted["received"]
-        said = (
+        counts = (
             f"In this run {late:,} of {rows:,} rows arrived behind the watermark (operations: "
             f"{counted['operations_late']:,}, completions: {counted['events_late']:,})"
         )
         many = (
-            f"Warning: {said} and may be decided wrongly. Give the late input a longer delay (watermark), or where "
+            f"Warning: {counts} and may be decided wrongly. Give the late input a longer delay (watermark), or where "
             "whole files come late a longer lookback, with a new checkpoint; rebuild decides these hours again"
         )
-        yield many if late >= LATE_SHARE * rows else said
+        yield many if late >= LATE_SHARE * rows else counts
     if rejected := counted["events_rejected"]:
         yield (
             f"Warning: In this run {rejected_text(rejected, counted['events_received'], counted)}. If you did not "

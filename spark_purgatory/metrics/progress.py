@@ -58,14 +58,14 @@ def _line_of(before: Sample | None, sample: Sample) -> str | None:
 def _drains(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
     """Return texts about drains that have ended since the last sample, and about one that has begun."""
     drains, rows, files = (now.get(name, 0) - before.get(name, 0) for name in DRAINED)
-    said, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
+    texts, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
     if drains:
         what = f"drain {done:.0f} ended" if drains == 1 else f"{drains:.0f} drains ended, the last"
         written = f"{rows:,.0f} rows in {files:,.0f} file{'s' * (files != 1)}"
-        said.append(f"{what} after {readable_ms(now['drain_duration_ms'])}: {written}")
+        texts.append(f"{what} after {readable_ms(now['drain_duration_ms'])}: {written}")
     if draining and (drains or not before.get("draining_rows")):
-        said.append(f"drain {done + 1:.0f} began: {draining:,.0f} rows")
-    return said
+        texts.append(f"drain {done + 1:.0f} began: {draining:,.0f} rows")
+    return texts
 
 
 def _by_status(sample: Sample | None) -> dict[str, float]:

@@ -29,7 +29,7 @@ def assert_outcomes_equal(
         assert_outcomes_equal(outcomes, expected)
     """
     counts = [Counter(str(row) for row in comparable(frame, ignore).collect()) for frame in (left, right)]
-    only = [list((mine - theirs).elements()) for mine, theirs in (counts, counts[::-1])]
+    only = [list((one - other).elements()) for one, other in (counts, counts[::-1])]
     if only[0] or only[1]:
         shown = "\n".join(f"  {side} {row}" for side, rows in zip("<>", only, strict=True) for row in rows[:SHOWN])
         raise AssertionError(f"{len(only[0])} rows only on the left, {len(only[1])} only on the right {where}\n{shown}")

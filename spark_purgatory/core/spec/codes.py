@@ -15,6 +15,8 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 
 class Rule(IntEnum):
+    """The rule by which an operation completes."""
+
     ANY_KEY = 0
     ALL_KEYS = 1
     QUORUM = 2

@@ -70,6 +70,7 @@ class Criterion:
 
     @property
     def code(self) -> Rule:
+        """The rule as a code."""
         return Rule[self.rule.upper()]
 
     def check_double(self) -> None:
@@ -83,6 +84,7 @@ class Criterion:
 
     @property
     def reads_values(self) -> bool:
+        """True if events must bring a value."""
         return self.code in VALUED
 
 
