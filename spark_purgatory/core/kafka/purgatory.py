@@ -228,8 +228,7 @@ class DelayedOperationPurgatory:
         left = rows[~completed]
         self._watch(left)
         if len(left):
-            due_ms = (deadlines_ms if moved_ms is None else moved_ms)[~completed]
-            self._expire(operations, left[~self.timer.add(left, due_ms)])
+            self._arm(operations, left, (deadlines_ms if moved_ms is None else moved_ms)[~completed])
         return rows, completed
 
     def readmit(self, keys: pa.Array, key_hashes: Int64s, offsets: Int64s) -> Int64s:
@@ -246,6 +245,9 @@ class DelayedOperationPurgatory:
     def _watch(self, rows: Int64s) -> None:
         self.watchers.watch(rows)
         self.estimated_total += len(rows)
+
+    def _arm(self, operations: DelayedOperations, rows: Int64s, deadlines_ms: Int64s) -> None:
+        self._expire(operations, rows[~self.timer.add(rows, deadlines_ms)])
 
     def check_and_complete(self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s) -> Int64s:
         """Try the operations that watch each key, in order; returns the number that each key completed, (k,) int64."""
