@@ -23,7 +23,7 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import FolderSource
 from spark_purgatory.job.summary import JobTally, Summary
 from spark_purgatory.spark.sink.staging.staging_folder import local_folder
-from spark_purgatory.spark.storage.checkpoint_files import MOVED, body_of, logs_of
+from spark_purgatory.spark.storage.checkpoint_files import MOVED, body_of, damages_on_disk, logs_of
 from spark_purgatory.spark.storage.storage_access import GLOB_CHARACTERS
 from spark_purgatory.version import __version__
 
@@ -67,6 +67,8 @@ def nothing_new(config: JobConfig) -> tuple[Summary, dict[str, Any]] | None:
         now = _now(config, places, last["table_version"])
         is_same = now is not None and all(last[name] == value for name, value in now.items())
         if not is_same or (places.checkpoint / MOVED).exists() or not _all_read(places):
+            return None
+        if damages_on_disk(places.checkpoint):
             return None
         summary = Summary(**last["summary"] | {"tally": JobTally(*last["summary"]["tally"])})
         (places.checkpoint / NAME).touch()

@@ -24,7 +24,7 @@ from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.table_place import CLAIM
-from spark_purgatory.spark.storage.checkpoint_files import Damage, body_of, faults_of, logs_of, lost_folders, needed
+from spark_purgatory.spark.storage.checkpoint_files import body_of, damages_on_disk
 from spark_purgatory.terminal import at_work, say, terminal
 
 LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
@@ -187,7 +187,7 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
             "checkpointLocation. If it is in another storage, run spark-purgatory status --spark"
         )
     # A second look, because a query that is running may have written in the middle of the first.
-    if _faults(folder) and (found := _faults(folder)):
+    if damages_on_disk(folder) and (found := damages_on_disk(folder)):
         raise StorageError(f"checkpoint={checkpoint!r} is damaged. {'; '.join(map(str, found))}")
     history = tuple(_batch(folder / "offsets" / str(number)) for number in numbers_in(folder / "offsets"))
     committed = max(numbers_in(folder / "commits"), default=None)
@@ -204,15 +204,6 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
     tables = tuple(str(claim.get("path") or claim.get("table")) for claim in claims)
     return QueryStatus(history, committed, tables, ledger, idle_run_ms)
-
-
-def _faults(folder: Path) -> list[Damage]:
-    """Return the faults of Spark's own files in a checkpoint, from which the query would continue."""
-    names = "commits", "offsets", "sources"
-    logs = logs_of(file.as_posix() for name in names for file in (folder / name).rglob("*"))
-    paths = "metadata", *needed(logs)
-    texts = {path: (folder / path).read_text("utf-8", "replace") for path in paths}
-    return [*faults_of(texts, logs), *lost_folders(texts, logs, {each.name for each in folder.iterdir()})]
 
 
 def _batch(file: Path) -> MicroBatch:

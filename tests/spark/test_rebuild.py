@@ -128,6 +128,11 @@ def test_a_run_knows_that_nothing_is_new_since_the_last(spark: SparkSession, tmp
         assert nothing_new(config) is None, file
         (tmp_path / file).unlink()
     assert nothing_new(config) is not None
+    last = max((tmp_path / "checkpoint/commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    text = last.read_text()
+    last.write_text("")
+    assert nothing_new(config) is None, "the checkpoint is damaged"
+    last.write_text(text)
     commit = max((tmp_path / "table/_delta_log").glob("*.json"))
     at_ns = commit.stat().st_mtime_ns
     os.utime(commit, ns=(at_ns, at_ns + 1_000_000))

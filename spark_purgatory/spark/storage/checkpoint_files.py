@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark.errors import AnalysisException
@@ -84,6 +85,15 @@ def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
     except SPARK_FAULTS:
         return list(unreadable(spark, checkpoint, [path for path in wanted if path != _spare(logs)]))
     return list(faults_of(texts, logs))
+
+
+def damages_on_disk(folder: Path) -> list[Damage]:
+    """Return the faults of the files from which a query continues, read without Spark."""
+    names = "commits", "offsets", "sources"
+    logs = logs_of(file.as_posix() for name in names for file in (folder / name).rglob("*"))
+    paths = "metadata", *needed(logs)
+    texts = {path: (folder / path).read_text("utf-8", "replace") for path in paths}
+    return [*faults_of(texts, logs), *lost_folders(texts, logs, {each.name for each in folder.iterdir()})]
 
 
 def files_in(spark: SparkSession, checkpoint: str, *folders: str) -> list[str]:
