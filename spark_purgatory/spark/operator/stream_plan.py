@@ -6,30 +6,27 @@ both, in any wrapping of the stream, and ``EXPLAIN`` works under Spark Connect t
 line breaks. So the plan is explained twice, the second time one subquery deeper: lines of the tree move to the right,
 and lines of a literal stay.
 
-`Purgatory.resolve` writes its query into the plan (`with_query`), in an alias that is in no schema and no table. So a
+`Purgatory.resolve` names its query in the plan (`with_query`), by an alias that is in no schema and no table. So a
 checkpoint can be compared with it before the query starts (`queries_of`).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.options import LOG_HOST
-from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.carried import schema_of, schema_text
+from spark_purgatory.spark.operator.carried import schema_text
 from spark_purgatory.spark.storage.spark_access import moved, own_session, settings
 
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"  # A frame's plan, then a node with a unique name
@@ -42,7 +39,7 @@ NODE = re.compile(r"([ :]*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)", re.DOTALL)
 """A node of a plan's tree: three characters for each level above it, ``~`` if it streams, its name, the rest."""
 WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
 OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#", re.DOTALL)  # A purgatory's counters, under its name.
-ALIAS = "spark_purgatory_"
+ALIAS = re.compile(r"SubqueryAlias (spark_purgatory_[0-9a-f]{64})")
 STATEFUL = {
     "Aggregate": "an aggregation (groupBy, or a window)",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
@@ -57,20 +54,6 @@ STATEFUL = {
 }
 """Spark's stateful operators that may wait for a watermark: their names in a plan, and the names that users know.
 dropDuplicates keeps state without waiting, so a purgatory after it has its outcomes in time."""
-AS_IT_IS = (
-    "case_sensitive",
-    "roles",
-    "sources",
-    "texts",
-    "zone",
-    "clock_delay_ms",
-    "removed_columns",
-    "deadline_is_sum",
-    "control_events",
-)
-"""Fields of a spec that are plain JSON. ``SCHEMAS`` are its schemas, and ``ROUTING`` are fields of a query."""
-SCHEMAS = ("columns", "event_columns")
-ROUTING = ("shards", "host", "route", "name", "ticks", "checkpoint")
 BY_TABLE = "write its outcomes to a table that a second query reads"
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
@@ -253,16 +236,11 @@ def _check_what_follows(plan: Sequence[Node]) -> None:
 
 
 def with_query(results: DataFrame, query: Query) -> DataFrame:
-    """Return the same rows with the query in their plan, where `queries_of` finds it."""
-    spec = query.spec
-    facts = {
-        "fingerprint": spec.fingerprint(),
-        **{name: schema_text(getattr(spec, name)) for name in SCHEMAS},
-        "evidence": None if spec.evidence is None else asdict(spec.evidence),
-        **{name: getattr(spec, name) for name in AS_IT_IS},
-        **{name: getattr(query, name) for name in ROUTING},
-    }
-    return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(facts).encode(), 9)).decode().strip("="))
+    """Return the same rows with the query's name in their plan, where `queries_of` finds it."""
+    facts = repr((query, schema_text(query.spec.columns), schema_text(query.spec.event_columns)))
+    name = f"spark_purgatory_{sha256(facts.encode()).hexdigest()}"
+    _named[name] = query
+    return results.alias(name)
 
 
 def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
@@ -270,31 +248,20 @@ def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
 
     Raises ConfigError if one is ``needed`` and missing, or Spark would refuse what the stream does with outcomes.
     """
-    found, plan = [], plan_of(outcomes)
+    plan = plan_of(outcomes)
     _check_what_follows(plan)
     sources = tuple(node.detail for node in plan if node.name.startswith("StreamingRelation"))
-    for node in plan:
-        if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
-            found.append(_query(text[1], sources))
+    found = [query for node in plan for query in queries_in(node.name + node.detail)]
     if needed and not found:
         raise ConfigError(
             "outcomes do not come out of a purgatory: give what Purgatory.resolve returned, or a stream made of it"
         )
-    return found
+    return [replace(query, sources=sources) for query in found]
 
 
 def queries_in(plan: str) -> list[Query]:
-    return [_query(text, ()) for text in re.findall(rf"SubqueryAlias {ALIAS}([0-9A-V]+)", plan)]
+    return [_named[name] for name in ALIAS.findall(plan) if name in _named]
 
 
-def _query(text: str, sources: tuple[str, ...]) -> Query:
-    facts = json.loads(zlib.decompress(base64.b32hexdecode(text + "=" * (-len(text) % 8))))
-    schemas = {name: facts[name] and schema_of(facts[name]) for name in SCHEMAS}
-    evidence = facts["evidence"] and Evidence(**facts["evidence"])
-    others = {name: _tuples(facts[name]) for name in AS_IT_IS}
-    spec = replace(spec_of(facts["fingerprint"]), evidence=evidence, **schemas, **others)
-    return Query(spec, **{name: facts[name] for name in ROUTING}, sources=sources)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+_named: dict[str, Query] = {}
+"""The queries of this process, by their names in plans. Equal ones have one name."""
