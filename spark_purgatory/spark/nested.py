@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 
 
 def within(kind: T.DataType) -> list[tuple[str, T.DataType]]:
-    """Return the names and types of a type's parts."""
     if isinstance(kind, T.StructType):
         return [(field.name, field.dataType) for field in kind.fields]
     if isinstance(kind, T.ArrayType):

@@ -47,7 +47,6 @@ from spark_purgatory.spark.move.tables import (
     COUNTS,
     SIDES,
     Importing,
-    Manifest,
     Survey,
     kept_operations,
     survey,
@@ -72,7 +71,7 @@ ONE_BATCH: Mapping[str, str] = {  # Settings of the micro-batch that imports
 def import_tables(
     spark: SparkSession,
     folder: str,
-    manifest: Manifest,
+    found: Survey,
     old: OldCheckpoint,
     *,
     query: Query,
@@ -85,7 +84,7 @@ def import_tables(
     states keep that of the old checkpoint unless the session has a newer one.
     """
     kept = {} if old.has_staging else _as_before(spark, old, query.host)
-    importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
+    importing = Importing(query.spec, query.shards, found.watermark_ms, vars(found.tally))
     groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
     if query.host == LOG_HOST:
         check_log_host(spark)
@@ -175,7 +174,6 @@ class Move:
     seconds: float
 
     def __str__(self) -> str:
-        """Return lines for people."""
         before, after = self.before, self.after
         lines = [
             f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
@@ -288,18 +286,16 @@ def _move(
     target: str,
     progress: Callable[[str], None],
 ) -> int:
-    """Make the new checkpoint, and return the number of its operations."""
     spark = found.states.whole.sparkSession
     files.delete(target)
     files.write(f"{target}/metadata", UNFINISHED)
     reached("marked")
     work = f"{target}/{WORK}"
-    manifest = write_tables(found, old.query_id, f"{work}/tables", where)
-    waits = manifest.rows["operations"]
+    waits = write_tables(found, old.query_id, f"{work}/tables", where)["operations"]
     progress(f"exported {waits:,} operations")
     reached("exported")
     at = f"{work}/{MADE}"
-    imported = import_tables(spark, f"{work}/tables", manifest, old, query=query, partitions=partitions, at=at)
+    imported = import_tables(spark, f"{work}/tables", found, old, query=query, partitions=partitions, at=at)
     if imported != waits:
         raise BugError(
             f"{waits:,} operations waited before the move, but {imported:,} after it. The old checkpoint is "

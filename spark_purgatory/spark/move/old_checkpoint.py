@@ -65,20 +65,17 @@ class Files:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
 
     def write(self, path: str, text: str) -> None:
-        """Write a small file, which may replace another one."""
         system, place = self._at(path)
         with closing(system.create(place, True)) as stream:
             stream.write(bytearray(text.encode()))
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a folder with its contents."""
         (from_system, from_place), (to_system, to_place) = self._at(source), self._at(target)
         self._jvm.org.apache.hadoop.fs.FileUtil.copy(
             from_system, from_place, to_system, to_place, False, True, self._conf
         )
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with its contents, if it is there."""
         system, place = self._at(path)
         system.delete(place, True)
 
@@ -95,7 +92,6 @@ class OldCheckpoint:
 
     @property
     def provider(self) -> str:
-        """The class of its state store."""
         return conf_of(self.offsets[self.batch_id])[PROVIDER]
 
     @staticmethod
@@ -215,6 +211,5 @@ def check_target(spark: SparkSession, files: Files, source: str, target: str) ->
 
 
 def lie_in_each_other(one: str, other: str) -> bool:
-    """Return True if one of two folders is the other one, or below it."""
     places = Place.of(one), Place.of(other)
     return places[0].below(places[1]) is not None or places[1].below(places[0]) is not None

@@ -140,20 +140,6 @@ COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 DEDUPLICATED_IN = 64  # Groups of events by key, in which copies are found
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """The one row of the table ``counts``: the query of the tables, and their numbers of rows."""
-
-    query_id: str
-    batch_id: int
-    watermark_ms: int  # The latest watermark of an engine
-    shards: int
-    host: str
-    history: dict[str, Any]  # The shards' counts since the query began, by field of `Tally`
-    queries: list[dict[str, Any]]  # The different facts of the states about their query
-    rows: dict[str, int]
-
-
 @refuses_wrong_calls
 def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mapping[str, int]:
     """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
@@ -188,8 +174,7 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
     with reaching("checkpoint", checkpoint):
         old = OldCheckpoint.read(files, checkpoint, "checkpoint")
     found = survey(spark, checkpoint)
-    manifest = write_tables(found, old.query_id, folder)
-    return {**manifest.rows, "batch_id": manifest.batch_id}
+    return {**write_tables(found, old.query_id, folder), "batch_id": found.states.batch_id}
 
 
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
@@ -225,18 +210,27 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
     }
 
 
-def write_tables(found: Survey, query_id: str, folder: str, where: str = "true") -> Manifest:
-    """Write the tables of a query's checkpoint below a new folder, of the operations only those that a move keeps."""
+def write_tables(found: Survey, query_id: str, folder: str, where: str = "true") -> dict[str, int]:
+    """Write the tables below a new folder, of the operations only those that a move keeps. Return their sizes."""
     spark = found.states.whole.sparkSession
     for name, schema in schemas_of(found).items():
         rows = kept_operations(found, where) if name == "operations" else _table(found, name, schema)
         rows.write.parquet(f"{folder}/{name}")
-    manifest = _manifest_of(
-        found, query_id, {name: spark.read.parquet(f"{literal(folder)}/{name}").count() for name in TABLES}
-    )
-    row = (FORMAT, __version__, json.dumps(vars(manifest)))
+    counts = {name: spark.read.parquet(f"{literal(folder)}/{name}").count() for name in TABLES}
+    facts = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
+    manifest = {
+        "query_id": query_id,
+        "batch_id": found.states.batch_id,
+        "watermark_ms": found.watermark_ms,
+        "shards": found.found[0].shards,
+        "host": found.states.host,
+        "history": vars(found.tally),
+        "queries": [json.loads(text) for text in sorted({json.dumps(each, sort_keys=True) for each in facts})],
+        "rows": counts,
+    }
+    row = (FORMAT, __version__, json.dumps(manifest))
     spark.createDataFrame([row], COUNTS_DDL).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
-    return manifest
+    return counts
 
 
 def kept_operations(found: Survey, where: str) -> DataFrame:
@@ -252,21 +246,6 @@ def kept_operations(found: Survey, where: str) -> DataFrame:
             f"where={where!r} is no condition on the operations that wait: {sentence_of(error)}. Nothing was written. "
             f"Use the columns {', '.join(names)}"
         ) from error
-
-
-def _manifest_of(found: Survey, query_id: str, rows: dict[str, int]) -> Manifest:
-    facts = [{name: getattr(each, name) for name in ("facts", "payload", "carried")} for each in found.found]
-    queries = sorted({json.dumps(each, sort_keys=True) for each in facts})
-    return Manifest(
-        query_id=query_id,
-        batch_id=found.states.batch_id,
-        watermark_ms=found.watermark_ms,
-        shards=found.found[0].shards,
-        host=found.states.host,
-        history=vars(found.tally),
-        queries=[json.loads(text) for text in queries],
-        rows=rows,
-    )
 
 
 def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:
