@@ -1,9 +1,8 @@
-"""Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``).
+"""Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``); docs/accumulator.md has a worked example.
 
 Terms. A *record* joins the last *batch* of its *partition*. A batch without room for it is closed, and a new one is
 opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each a
-result: `complete` or `retry`. Until then a batch is *in flight*. An OPEN batch takes records up to its capacity, which
-is larger than ``batch_bytes`` for a large first record (A3). The partitions are those of the table, a record is a
+result: `complete` or `retry`. Until then a batch is *in flight*. The partitions are those of the table, a record is a
 staged piece, and a batch becomes a file. Codes such as A13 are facts about Kafka (docs/kafka_facts.md), each with a
 trace in ``tests/conformance``.
 
@@ -11,10 +10,8 @@ A batch goes when it is full, has lingered, or everything must go, but not while
 also sends the first batches of all other partitions of a node, because a request costs little. A commit costs seconds
 and leaves small files, so only batches go along that are nearly full or have nearly lingered.
 
-The sink appends what its ledger has and asks `ripe` and `peek`. What a drain took stays with the drain, also when it
-fails (`spark_purgatory.spark.sink.drain.protocol`), and so is neither in flight nor retried here, as in Kafka.
-
-docs/accumulator.md has a worked example.
+The sink appends what its ledger has and asks `ripe` and `peek`. What a drain took stays with the drain
+(`spark_purgatory.spark.sink.drain.protocol`), and so is neither in flight nor retried here, as in Kafka.
 """
 
 from __future__ import annotations
@@ -214,7 +211,6 @@ class PartitionQueue(Generic[P, R, V]):
 
     @property
     def head(self) -> ProducerBatch[P, R, V] | None:
-        """The batch that goes first; None if no batch waits."""
         return self.batches[0] if self.batches else None
 
     @property
@@ -237,7 +233,6 @@ class PartitionQueues(Generic[P, R, V]):
         return len(self._queues)
 
     def of(self, partition: P) -> PartitionQueue[P, R, V]:
-        """Return the partition's queue, new or known."""
         if partition not in self._queues:
             self._queues[partition] = self._make(partition)
         return self._queues[partition]
@@ -281,11 +276,9 @@ class Appended(Generic[P, R, V]):
 
 
 class AccumulatorPolicy(Generic[P, R, V]):
-    """An accumulator of records in batches, which decides when they go (Kafka: ``RecordAccumulator``, and the part of
-    ``Sender`` after a response).
+    """Decides when batches go (Kafka: ``RecordAccumulator``, and the part of ``Sender`` after a response).
 
-    ``P`` is a partition, ``R`` a record, ``V`` the value that completes a batch. The caller gives times as absolute
-    milliseconds, which must not decrease.
+    ``P`` is a partition, ``R`` a record, ``V`` the value that completes a batch. The caller's times do not decrease.
     """
 
     make_batch: ClassVar[type[ProducerBatch[Any, Any, Any]]] = ProducerBatch
@@ -313,7 +306,6 @@ class AccumulatorPolicy(Generic[P, R, V]):
         return self._join_last(queue, record, now_ms) or self._open(queue, record, self._wanted_bytes(record), now_ms)
 
     def _wanted_bytes(self, record: R) -> int:
-        """Return the capacity of a new batch, an upper bound of the record's size (A2)."""
         return max(self.settings.batch_bytes, self.sizing.upper_bound_bytes(record))
 
     def _join_last(self, queue: PartitionQueue[P, R, V], record: R, now_ms: int) -> Appended[P, R, V] | None:
@@ -372,8 +364,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
     ) -> list[ProducerBatch[P, R, V]]:
         """Return the batches that `drain` would take, and full ones after them that fit into ``max_bytes``.
 
-        With ``everything`` they need not be full. Nothing changes. Kafka sends one batch per partition in a request; a
-        transaction takes more of them at no cost.
+        With ``everything`` they need not be full. Unlike a request of Kafka, a transaction takes more at no cost.
         """
         chosen, _ = self._chosen(only, max_bytes, now_ms)
         left_bytes = max_bytes - sum(batch.bytes for batch in chosen)
@@ -401,10 +392,9 @@ class AccumulatorPolicy(Generic[P, R, V]):
         self, queues: Sequence[PartitionQueue[P, R, V]], start: int, max_bytes: int, now_ms: int,
         may_go: Callable[[PartitionQueue[P, R, V]], bool],
     ) -> tuple[list[ProducerBatch[P, R, V]], int]:  # fmt: skip
-        """Do one round robin over queues (A17 to A21; Kafka: ``drainBatchesForOneNode``).
+        """Do one round robin over queues, ripe or not (A17 to A21; Kafka: ``drainBatchesForOneNode``).
 
-        Readiness is not checked; queues that may not go and batches that back off are skipped. It also returns the last
-        position, where the next round begins; that queue gave nothing if the round stopped for size.
+        It also returns the position where the next round begins.
         """
         taken: list[ProducerBatch[P, R, V]] = []
         position = start
@@ -422,18 +412,14 @@ class AccumulatorPolicy(Generic[P, R, V]):
     # --- results -------------------------------------------------------------------------------------------------
 
     def complete(self, batch: ProducerBatch[P, R, V], value: V) -> bool:
-        """Complete a batch and its futures with ``value`` (Kafka: ``ProducerBatch.complete``).
-
-        Returns True if this ended the batch. Raises BatchStateError, with nothing changed, if it is not in flight.
-        """
+        """Complete a batch and its futures (Kafka: ``ProducerBatch.complete``). BatchStateError if not in flight."""
         return self._end(batch, BatchEvent.COMPLETE, value, None)
 
     def retry(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
         """Try the batch again later, unless it is out of time (A23, A24; Kafka: ``Sender.canRetry``).
 
-        Returns True if it is queued again, at the front of its partition, and backs off. False: it has failed with
-        DeliveryTimeoutError, whose cause is ``error``. Two batches of a partition that fail in order come back in
-        reverse. Raises BatchStateError like `complete`.
+        Returns True if it is queued again, at the front of its partition. False: it has failed with
+        DeliveryTimeoutError, whose cause is ``error``. Raises BatchStateError like `complete`.
         """
         if batch.has_reached(self.settings.delivery_timeout_ms, now_ms):
             self._end(batch, BatchEvent.FAIL, None, self._out_of_time(batch, now_ms, error))

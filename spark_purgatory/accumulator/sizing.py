@@ -1,7 +1,6 @@
 """Sizes in bytes: of records for the policy, and an estimate of the size of staged rows in a committed file.
 
-A row is staged in a small Parquet file and committed later in a large one, with other rows, perhaps another codec, and
-fewer footers and dictionaries. Its size there is estimated::
+A row is staged in a small Parquet file and committed later in a large one. Its size there is estimated::
 
     file bytes = staged bytes * ratio              ratio = committed bytes / staged bytes, as seen so far
     row bytes  = ratio * staged bytes a row        the bytes that one row adds to the file
@@ -72,7 +71,6 @@ class DecayedQuotient:
         return self.top / self.bottom
 
     def restarted(self, bottom: float) -> DecayedQuotient:
-        """Return the same quotient with the weight ``bottom``."""
         return DecayedQuotient(self.value * bottom, bottom)
 
 
@@ -92,7 +90,6 @@ class SizeCalibration(Generic[P]):
         self._partitions: OrderedDict[P, _Seen] = OrderedDict()
 
     def observe_staged(self, partition: P, staged_bytes: int, rows: int) -> None:
-        """Take the size of staged rows; without rows it changes nothing."""
         if rows:
             for seen in (self._table, self._of(partition)):
                 seen.staged_row_bytes.observe(staged_bytes, rows, KEEP)
@@ -113,7 +110,6 @@ class SizeCalibration(Generic[P]):
         return math.ceil(self.ratio(partition) * staged_bytes)
 
     def row_bytes(self, partition: P) -> float:
-        """Return the bytes that a row adds to a file."""
         return self.ratio(partition) * self._peek(partition).staged_row_bytes.value
 
     def rows_for(self, partition: P, file_bytes: int) -> int:
@@ -135,5 +131,4 @@ class SizeCalibration(Generic[P]):
 
 
 def clamp(value: float, low: float, high: float) -> float:
-    """Return ``value``, or the bound that it exceeds."""
     return min(max(value, low), high)

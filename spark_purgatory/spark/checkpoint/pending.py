@@ -188,7 +188,6 @@ def pending(
 def pending_in(
     spark: SparkSession, states: ShardStates | None, columns: Sequence[str] | None, prefix: str
 ) -> DataFrame:
-    """Return `pending` of states that were looked up."""
     own, fields = (T.StructType(), [*WAITING_FIELDS]) if states is None else _held(states)
     schema = T.StructType([*own.fields, *_prefixed(own, prefix, fields)])
     chosen = _chosen(schema, columns)

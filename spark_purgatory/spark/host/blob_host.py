@@ -27,7 +27,6 @@ StreamFunction = Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFr
 
 
 def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
-    """Return the rows of the calls."""
     timeout = GroupStateTimeout.EventTimeTimeout
     return groups.applyInPandasWithState(function, calls.RESULT_DDL, "blob binary", "append", timeout)
 

@@ -30,7 +30,6 @@ class Broadcast:
     max_bytes: int
 
     def check(self, size: int) -> None:
-        """Raise LimitError if the packed events so far have too many bytes."""
         if size > self.max_bytes:
             raise LimitError(
                 f"max_broadcast_bytes is {self.max_bytes:,}, but the events of one micro-batch have {size:,} or more, "
@@ -65,7 +64,6 @@ def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Bro
 
 
 def counts_of(tally: Tally) -> dict[str, int]:
-    """Return the counters of a shard since its beginning."""
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
     return {
         "received": tally.received,
@@ -105,7 +103,6 @@ def nothing(state_bytes: int) -> dict[str, Any]:
 
 
 def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a call's row for an operator that takes pandas frames."""
     return pd.DataFrame({name: [value] for name, value in row.items()})
 
 

@@ -38,10 +38,9 @@ WATERMARK_METADATA = "spark.watermarkDelayMs"
 def unix_sockets(folder: str) -> dict[str, str]:
     """Return settings that a session must start with, for streams whose micro-batches are less than a minute apart.
 
-    Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other end delays. It costs each Python
-    task 40 ms. Unix sockets have neither. The price: a worker that Spark ends after a minute without work leaves a
-    BrokenPipeError on stderr, which is lost silently over TCP. ``folder`` must exist on every machine that runs Python.
-    There are no settings if its name is too long for a socket, or on Spark 4.0, which has no Unix sockets.
+    TCP costs each Python task 40 ms, in which one end waits for an acknowledgement that the other delays. ``folder``
+    must exist on every machine that runs Python. There are no settings if its name is too long for a socket, or on
+    Spark 4.0, which has no Unix sockets.
     """
     if pyspark.__version__.startswith("4.0.") or len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
         return {}
@@ -52,15 +51,13 @@ def unix_sockets(folder: str) -> dict[str, str]:
 def exchanged(
     rows: DataFrame, side: int, shards: int, broadcast: bool = False, columns: pa.Schema | None = None
 ) -> DataFrame:
-    """Return the rows of an input, packed by `packer`."""
     return rows.mapInArrow(packer(side, shards, broadcast, columns), "shard int, side tinyint, blob binary")
 
 
 def by_shard(packed: DataFrame) -> GroupedData:
     """Return the groups that a host is called with.
 
-    The real watermark was set below the exchange and drives the clock. The null column satisfies Spark's analyzer and
-    is never behind, so that late rows arrive and are counted instead of being dropped silently.
+    The null column satisfies Spark's analyzer and is never behind, so that late rows arrive and are counted.
     """
     marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
     return packed.select("shard", "side", "blob", marker).groupBy("shard")
@@ -69,8 +66,7 @@ def by_shard(packed: DataFrame) -> GroupedData:
 def packer(side: int, shards: int, broadcast: bool, columns: pa.Schema | None = None) -> Callable[[Batches], Batches]:
     """Return the function for ``mapInArrow`` that packs an input's rows, with ``ahead`` where ``guarded`` is null.
 
-    With ``broadcast`` every shard gets all rows. ``columns`` are the
-    payload's. Blobs have the types of `plain`, whatever the session's settings are.
+    ``columns`` are the payload's. Blobs have the types of `plain`, whatever the session's settings are.
     """
     labels = np.array([shard_label(shard) for shard in range(shards)], np.int32)
     payload = {} if columns is None else {field.name: field for field in sent(columns)}
@@ -180,9 +176,8 @@ def outcome_columns(
 ) -> list[pa.Array]:
     """Return the engine's outcomes as columns of ``schema``, found by name in any order.
 
-    The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack them, and get nulls. ``schema`` has
-    the users' names for them, in this order, then the outcome's columns, the ``evidence``, and with ``orphans`` those
-    of `ORPHAN_FIELDS`.
+    The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack them, and get nulls. In ``schema``
+    they come first, by the users' names.
     """
     added = [field.name for field in (*OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ()))]
     names = [*(f"p{i}" for i in range(len(schema) - len(added))), *added]

@@ -1,6 +1,5 @@
-"""The host whose state is a snapshot and a log: a shard's engine, hosted by ``transformWithState``.
+"""The host whose state is a snapshot and a log (docs/protocol.md): a shard's engine under ``transformWithState``.
 
-docs/protocol.md has the parts of a shard's state, the steps of a call, and what follows from each failure.
 Timers fire at ``timer <= watermark``, after the partition's rows, and the engine expires at ``deadline <= watermark``.
 So the timer is the deadline. Spark's late filter never drops a row, because its marked column is always null.
 """
@@ -37,8 +36,6 @@ FAILPOINTS = tuple(  # The points where a crash could matter, each an argument o
 
 @dataclass(frozen=True)
 class LogHostOptions:
-    """The host's settings next to the engine's spec."""
-
     shards: int
     max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
@@ -64,14 +61,12 @@ class LogHost(StatefulProcessor):
         self._log = handle.getMapState("log", NUMBER, BLOB)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        """Take a shard's operations and events."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         clock_ms = calls.clock_behind(watermark_ms, self._spec.clock_delay_ms)
         sent = ((row["side"], row["blob"]) for row in rows)
         yield self._call(calls.step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Call a shard whose next deadline has passed."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         fired_ms = expiredTimerInfo.getExpiryTimeInMs()
         if self._expired_bytes > self.most_expired_bytes:
@@ -211,12 +206,10 @@ class PandasLogHost(LogHost):
     """The same processor for ``transformWithStateInPandas``, with pandas frames in place of rows."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """Take a shard's operations and events."""
         sent = ({"side": side, "blob": blob} for side, blob in calls.rows_in(rows))
         yield from (calls.frame_of(row.asDict()) for row in super().handleInputRows(key, sent, timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Call a shard whose next deadline has passed."""
         rows = super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
         yield from (calls.frame_of(row.asDict()) for row in rows)
 

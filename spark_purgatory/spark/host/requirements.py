@@ -89,8 +89,7 @@ def other_format(version: str) -> str:
 def check_local_workers(spark: SparkSession) -> None:
     """Raise ConfigError if Spark would run its workers on this machine with a Python that lacks the packages.
 
-    That happens if a virtual environment's Python is called by its path: Spark takes the ``python3`` of the PATH. The
-    workers' own error is hundreds of lines long. On a cluster, `doctor` asks the workers.
+    That happens if a virtual environment's Python is called by its path: Spark takes the ``python3`` of the PATH.
     """
     if is_remote() or not (spark.conf.get("spark.master", None) or "").startswith("local"):
         return
@@ -103,7 +102,6 @@ def check_local_workers(spark: SparkSession) -> None:
 
 
 def check_blob_host(spark: SparkSession) -> None:
-    """Raise ConfigError if the host's operator fails with the pyarrow that is installed next to PySpark."""
     if not is_remote() and (remedy := arrow_remedy(spark.version, pa.__version__)):
         raise ConfigError(
             f'host="applyInPandasWithState" fails in Spark {spark.version} with pyarrow {pa.__version__}, because '
@@ -134,7 +132,6 @@ def runs_only_with_rows(spark: SparkSession) -> bool:
 
 
 def check_log_host(spark: SparkSession) -> None:
-    """Raise ConfigError if a session lacks what the host needs, and warn of a setting that makes it slow."""
     asked = f'host="{LOG_HOST}"'
     if why := why_no_messages():
         raise ConfigError(

@@ -4,11 +4,9 @@ Spark gives a partition to any idle worker, so a worker seldom meets a shard twi
 loaded a shard *keeps* its engine. One of its threads answers on a Unix socket, whose address is in the shard's head.
 The worker that has the task sends it the step and receives the outcomes.
 
-A kept engine is trusted only by its token: `WarmEngines.step` answers if the engine has the token of the state that
-Spark committed, and the spec of the query that asks. A step removes the token before it begins and sets the next one
-when it is done. So an engine whose step failed, was repeated or was not committed is never used again, and is dropped.
-
-Engines end with Spark's workers, and no loss matters: after a miss the shard is loaded from its state.
+A kept engine is trusted only by its token (docs/protocol.md): a step removes the token before it begins and sets the
+next one when it is done. Engines end with Spark's workers, and no loss matters: after a miss the shard is loaded from
+its state.
 """
 
 from __future__ import annotations
@@ -67,8 +65,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a step."""
-
     outcomes: bytes | None
     counted: dict[str, int]  # The increase of `calls.counts_of` in the step
     due_ms: int | None
@@ -85,9 +81,8 @@ class Answer:
 def executor_folder() -> Path | None:
     """Return the folder of this executor, which only this user can enter; None if it cannot be made.
 
-    All workers of an executor are children of one process, whose number is in the folder's name. Containers number
-    their processes separately and may share the parent folder, so the name also has the process namespace. Folders of
-    processes that have ended are removed.
+    All workers of an executor are children of one process, whose number is in the folder's name, with the process
+    namespace: containers number their processes separately and may share the parent folder.
     """
     base = Path(tempfile.gettempdir()) / f"spark_purgatory-{os.getuid()}"
     namespace = 0

@@ -158,8 +158,6 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
 
 
 class CarriedColumns(NamedTuple):
-    """The columns that a query's engine carries, and those of its outcomes."""
-
     of_operations: pa.Schema
     of_events: pa.Schema | None  # None if outcomes carry no events
     outcomes: T.StructType
@@ -197,7 +195,6 @@ def carried_by(
 
 
 def _event_fields(options: PurgatoryOptions, carried: list[T.StructField]) -> list[T.StructField]:
-    """Return the outcome's columns that carry events."""
     values = int(options.completions.value is not None)
     named = [] if options.completions.event_id is None else [T.StructField(EVENT_ID, T.StringType())]
     first = from_arrow_schema(pa.schema(EVENT_KEY_AND_TIME)).fields
@@ -207,7 +204,6 @@ def _event_fields(options: PurgatoryOptions, carried: list[T.StructField]) -> li
 
 
 def evidence_of(options: PurgatoryOptions) -> Evidence | None:
-    """Return how an engine's outcomes carry events; None if they do not."""
     if not options.evidence_columns:
         return None
     has_value, lists_all = options.completions.value is not None, options.evidence == "all"

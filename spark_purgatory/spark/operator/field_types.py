@@ -111,7 +111,6 @@ def _date_text(column: Column) -> Column:
 
 
 def check_compared(operations: FieldTypes, completions: FieldTypes) -> None:
-    """Raise ConfigError if two fields that are compared have types whose values would never be equal."""
     types = {**operations, **completions}
     for left, right in COMPARED:
         if left in types and right in types and text_of(types[left]) != text_of(types[right]):

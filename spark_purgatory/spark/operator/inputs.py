@@ -242,7 +242,6 @@ class Fields(EngineColumns[Column]):
         return self.of(value, label).kind
 
     def time(self, value: Any, label: str) -> Column:
-        """Return a field as a timestamp."""
         return placed(*self.of(value, label))
 
     def _text(self, value: Any, label: str, scope: Column | None = None) -> Column:
@@ -292,7 +291,6 @@ class Fields(EngineColumns[Column]):
         return value_column(*self.of(value, label), number, self.options.criterion.reads_values)
 
     def scope(self) -> Column | None:
-        """Return the prefix that the scope's value gives to keys and ids."""
         if self.options.scope is None:
             return None
         value = self._text(self.options.scope, "scope").cast("string")
@@ -383,9 +381,8 @@ def _guarded(time: Column, max_future_us: int) -> Column:
     """Return ``time``, or null if it is too far ahead of processing time, so that it does not move the watermark.
 
     Spark writes the time of the micro-batch as a number into its generated code, so every micro-batch would compile its
-    scan again, twice, and run it cold. Spark calls a function of two arrays' elements instead of generating its code
-    (from 4.3 it generates that of a single array), so the code stays the same. Such a call is slow, but nearly all rows
-    are decided before it by the limit at the beginning of this day, a number that changes once a day.
+    scan again, and run it cold. It calls a function of two arrays' elements instead of generating its code. Such a call
+    is slow, but nearly all rows are decided before it by the limit at the beginning of this day.
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
     today_us = F.unix_micros(F.current_date().cast(T.TimestampType())) + F.lit(max_future_us)

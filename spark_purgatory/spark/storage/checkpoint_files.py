@@ -246,7 +246,6 @@ def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
 
 
 def _is_empty(spark: SparkSession, folder: str) -> bool:
-    """Return True if a folder is there, and has no files."""
     try:
         return not spark.read.text([folder] * 2).inputFiles()
     except AnalysisException:
@@ -268,23 +267,17 @@ def body_of(entry: str) -> dict[str, Any]:
 
 
 def with_body(entry: str, body: Mapping[str, Any]) -> str:
-    """Return an entry with another JSON object."""
     version, _, *others = entry.split("\n")
     return "\n".join([version, json.dumps(body, separators=(",", ":")), *others])
 
 
 def is_within_a_batch(spark: SparkSession, checkpoint: str) -> bool:
-    """Return True if a micro-batch was begun and not committed."""
     logs = logs_of(files_in(spark, checkpoint, "offsets", "commits"))
     return max(logs.get("offsets", ()), default=-1) > max(logs.get("commits", ()), default=-1)
 
 
 def entry_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the JSON object of a file below a checkpoint, and the lines after it.
-
-    In ``offsets/<batch>`` the object has watermark, time and settings, and the lines are the offsets, one for each
-    source.
-    """
+    """Return the JSON object of a file below a checkpoint, and the lines after it: in ``offsets`` one a source."""
     try:
         text = texts_of(spark, checkpoint, [path])[path]
         return body_of(text), text.splitlines()[2:]

@@ -1,11 +1,11 @@
 """The start of a query with settings that the user's session does not have, and never gets.
 
 Spark runs a query in a copy of the session that it makes at the start. A listener receives the query between the two,
-before Spark has read a setting of the copy, and sets them there. Only the logs of offsets and commits are older: they
-have the number of the checkpoint's format, and the way in which files are written. So they are made again.
+before Spark has read a setting of the copy, and sets them there. Only the logs of offsets and commits are older, and
+are made again.
 
 Where Spark does not show the copy (Spark Connect, a vendor's Spark), the settings are in the user's session for the
-moment of the start. Then queries start one after the other, so that none gets the settings of another.
+moment of the start. Then queries start one after the other.
 """
 
 from __future__ import annotations

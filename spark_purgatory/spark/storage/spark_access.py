@@ -63,8 +63,7 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def cores_of(spark: SparkSession) -> int | None:
     """Return the most cores that a session's tasks may have; None if that is not known.
 
-    For a local master a plan shows them, under Spark Connect too. A cluster's executors start later and may become
-    more, so only their configured cores and their configured maximum count.
+    For a local master a plan shows them, under Spark Connect too. A cluster has its configured maximum.
     """
     if re.match(r"local(\[|$)", setting_of(spark, "spark.master")):
         plan = spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
