@@ -38,7 +38,7 @@ from rich.table import Table
 
 from benchmarks.harness import AS_SPARK_WRITES, LOCAL_CHECKPOINT, MASTER, SETTINGS, WORK
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
 PARTITIONS = 4
@@ -110,7 +110,7 @@ def run_once(spark: SparkSession, name: str, folder: Path, batches: int, batch_b
     rows = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder))
     table, checkpoint = work / "table", work / "checkpoint"
     staged = StagedBytes(checkpoint)
-    failpoints.hook = staged.note
+    actions.hook = staged.note
     started = time.monotonic()
     if name == "ours":
         accumulator = RecordAccumulator(
@@ -125,7 +125,7 @@ def run_once(spark: SparkSession, name: str, folder: Path, batches: int, batch_b
         query = _appending(rows, table, checkpoint)
     query.awaitTermination()
     seconds = time.monotonic() - started
-    failpoints.hook = None
+    actions.hook = None
     found = spark.read.format("delta").load(str(table)).selectExpr("count(*)", "count(distinct id)").first()
     if found is None or tuple(found) != (batches * ROWS_A_FILE,) * 2:
         raise typer.BadParameter(f"{name}: {found} rows, expected {batches * ROWS_A_FILE}")

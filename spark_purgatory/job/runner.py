@@ -222,11 +222,11 @@ def start_topic(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> 
     assert config.output.topic is not None, "bug: the output is no topic"
     if is_checkpoint(spark, config.checkpoint):
         check_files(spark, config.checkpoint)
-    decide = settings_to_start(outcomes, config.checkpoint)
+    decide, waiting = settings_to_start(outcomes, config.checkpoint)
     records = topic_records(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
     writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump())).outputMode("append")
-    return started(writer, spark, config.checkpoint, decide=decide), decide.waiting
+    return started(writer, spark, config.checkpoint, decide=decide), waiting
 
 
 def topic_records(outcomes: DataFrame, id_column: str) -> DataFrame:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support.crash_child import numbers, run
 from tests.support.damage import halve
 from tests.support.now_and_then import now_and_then

@@ -20,7 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_purgatory import STATE_STORE_SETTINGS, RecordAccumulator, errors
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.storage import spark_access
 from tests.support import killed_child
 from tests.support.delta_files import delta_rows
@@ -118,10 +118,10 @@ class Cells:
             if reached == "after stage" and next(staged) == STAGED:
                 raise Died(reached)
 
-        failpoints.hook = hook
+        actions.hook = hook
         with pytest.raises((StreamingQueryException, Died), match="after stage"):
             self.run()
-        failpoints.hook = None
+        actions.hook = None
         for name in ("checkpoint", "table"):
             shutil.copytree(self.folder / name, self.folder / f"{name} kept")
         Orders(BEFORE * A_FILE).land_closing(self.folder)

@@ -24,7 +24,7 @@ from spark_purgatory.errors import (
     TableLostError,
     sentence_of,
 )
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.closed_tables import closed
@@ -56,14 +56,14 @@ def meanwhile(failpoint: str, action: Callable[[], object]) -> Iterator[None]:
 
     def hook(reached: str) -> None:
         if reached == failpoint:
-            failpoints.hook = None
+            actions.hook = None
             action()
 
-    failpoints.hook = hook
+    actions.hook = hook
     try:
         yield
     finally:
-        failpoints.hook = None
+        actions.hook = None
 
 
 @pytest.mark.long

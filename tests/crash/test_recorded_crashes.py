@@ -15,8 +15,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain import actions
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from spark_purgatory.spark.sink.drain.sender import Beside
 from tests.simulation.recorded import LAST, RecordedRun, Recording, replayed
 from tests.support.delta_files import delta_rows
@@ -59,7 +59,7 @@ class Recorded(Replays):
             if reached == failpoint:
                 raise Died(failpoint)
 
-        failpoints.hook = hook if failpoint else None
+        actions.hook = hook if failpoint else None
         try:
             with patch.object(Beside, "begin", lambda *_: False):
                 self.run(Settings(timeout=f"{MINUTES * multiple} minutes", **settings))
@@ -67,7 +67,7 @@ class Recorded(Replays):
             assert "Died" in f"{type(error)}{error}", error
             crashed = failpoint
         finally:
-            failpoints.hook = None
+            actions.hook = None
         ends = (max(self.numbers(name), default=-1) for name in ("offsets", "commits"))
         return RecordedRun(multiple, crashed, *ends)
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain import actions
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support.replays import Died, Replays, Settings
 
 HOSTS = ("applyInPandasWithState", "transformWithState")
@@ -42,7 +42,7 @@ def walk(replays: Replays, crashes: int) -> tuple[int, int]:
             if reached == failpoint:
                 raise Died(failpoint)
 
-        failpoints.hook = hook
+        actions.hook = hook
         try:
             replays.run(settings)
         except (StreamingQueryException, Died) as error:
@@ -52,7 +52,7 @@ def walk(replays: Replays, crashes: int) -> tuple[int, int]:
             if not any(each in f"{type(error)}{error}" for each in ("Died", "StateVersionError", "connect back")):
                 raise
         finally:
-            failpoints.hook = None
+            actions.hook = None
     return crashed, refused
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import PurgatoryError
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from tests.support.sink_queries import accumulator, staged_files
 from tests.support.sink_streams import Stream, every
 
@@ -46,11 +46,11 @@ def full_disk_at(failpoint: str, time: int = 1) -> Iterator[None]:
             for process in both:
                 process.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
 
-    failpoints.hook = hook
+    actions.hook = hook
     try:
         yield
     finally:
-        failpoints.hook = None
+        actions.hook = None
         for process in both:
             process.rlimit(psutil.RLIMIT_FSIZE, room)
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import TableLostError
-from spark_purgatory.spark.sink.drain import failpoints
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain import actions
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support.catalog_managed import make_catalog_managed, published
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_for
@@ -33,15 +33,15 @@ def cut_at(stream: Stream, failpoint: str) -> None:
 
     def hook(reached: str) -> None:
         if reached == failpoint:
-            failpoints.hook = None
+            actions.hook = None
             raise PowerCutError(failpoint)
 
-    failpoints.hook = hook
+    actions.hook = hook
     try:
         with pytest.raises(Exception, match=f"PowerCutError: {failpoint}|^{failpoint}"):
             stream.add(1).run(stream.rows())
     finally:
-        failpoints.hook = None
+        actions.hook = None
 
 
 def cut_in_turn(stream: Stream, points: Sequence[str]) -> None:
@@ -146,14 +146,14 @@ def meddled(stream: Stream, failpoint: str, meddle: Callable[[], object]) -> Str
 
     def hook(reached: str) -> None:
         if reached == failpoint:
-            failpoints.hook = None
+            actions.hook = None
             meddle()
 
-    failpoints.hook = hook
+    actions.hook = hook
     try:
         stream.run(stream.rows())
     finally:
-        failpoints.hook = None
+        actions.hook = None
     return stream
 
 

@@ -105,7 +105,6 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "Move it?",
             "or move the checkpoint (spark-purgatory move)",
             "move the checkpoint in a session on the cluster",
-            "name the new one",
         ),
     },
     "spark/test_report.py": {

@@ -19,7 +19,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support import iceberg_lake as world
 from tests.support.damage import halve
 from tests.support.iceberg_child import TABLE

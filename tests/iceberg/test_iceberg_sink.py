@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, PurgatoryError
-from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite

@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.errors import PurgatoryError, StagingError
+from spark_purgatory.errors import ForeignWriterError, PurgatoryError
 from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
 from spark_purgatory.spark.sink.record_accumulator import _looked_at
 from tests.simulation.sink import SPARK, Folder
@@ -93,7 +93,7 @@ class Judge:
         self._look_at(simulation.checkpoint, simulation.excused)
         if simulation.old is not None:
             with simulation.instead(simulation.old):
-                self._look_at(simulation.old, simulation.excused + Counter({StagingError.__name__: 1}))
+                self._look_at(simulation.old, simulation.excused + Counter({ForeignWriterError.__name__: 1}))
 
     def _look_at(self, checkpoint: Checkpoint, excused: Counter[str]) -> None:
         simulation, table, every = self.simulation, self.simulation.table, self.every

@@ -23,7 +23,7 @@ from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.move import import_log_host, tables
 from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints, policy_adapter, sender, spark_actions
+from spark_purgatory.spark.sink.drain import policy_adapter, sender, spark_actions
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
@@ -227,7 +227,7 @@ def edges() -> Iterator[None]:
     nowhere = lambda *given: nullcontext()  # noqa: E731
     answers: list[tuple[Any, str, Any]] = [
         (shard_head, "LOG_ENTRIES", (2, 4)),
-        (failpoints, "hook", lambda name: NOW[-1].reach(name)),
+        (do, "hook", lambda name: NOW[-1].reach(name)),
         (policy_adapter, "time", clock),
         *((module, "secrets", tokens) for module in (log_host, import_log_host)),
         (tables, "_ddl", columns_of),

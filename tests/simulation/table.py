@@ -16,7 +16,8 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, mark, whole_history
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts, TableState
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts
+from spark_purgatory.spark.sink.table.target import TableLook
 
 Version = dict[str, Any]
 """A row of DESCRIBE HISTORY."""
@@ -112,11 +113,13 @@ class Target(DeltaTarget):
     def history(self, spark: Any, since: int | None = None, first: int = FIRST_LOOK) -> DeltaHistory:
         return whole_history(lambda limit: self.of.versions[-limit:], None if since is None else since - 1, first)
 
-    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> tuple[TableState, str]:
+    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> TableLook:
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
             raise TableLostError("the table is another one")
-        return TableState(facts, self.history(spark, since)), schema
+        return TableLook(facts, self.history(spark, since), schema)
 
-    def append(self, rows: Any, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+    def append(
+        self, rows: Any, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+    ) -> None:
         self.of.append(rows, app_id, number, mark(app_id, number, intent_uuid))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from spark_purgatory import metrics, monitor
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ForeignWriterError, StorageError
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
@@ -120,21 +120,21 @@ def two_intents(stream: Stream) -> None:
 
     def hook(name: str) -> None:
         if name == "before intend":
-            failpoints.hook = dies
+            actions.hook = dies
             with suppress(Died):
                 twin.drain(stream.spark)
-            failpoints.hook = None
+            actions.hook = None
 
     def dies(name: str) -> None:
         if name == "after commit":
             raise Died
 
-    failpoints.hook = hook
+    actions.hook = hook
     try:
         with pytest.raises(ForeignWriterError, match=r"two different entries 'intent=0', log/.* and log/"):
             query.flush()
     finally:
-        failpoints.hook = None
+        actions.hook = None
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableLostError
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
@@ -74,8 +74,8 @@ def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table
     """The history shows its version right behind the one before it; any other version asks for the table's id."""
     stream.add(1).run(stream.rows())
     looks: list[str] = []
-    described, at = DeltaTarget.described, [""]
-    monkeypatch.setattr(DeltaTarget, "described", lambda *given: looks.append(at[0]) or described(*given))
+    facts, at = DeltaTarget.facts, [""]
+    monkeypatch.setattr(DeltaTarget, "facts", lambda *given: looks.append(at[0]) or facts(*given))
 
     def note(name: str) -> None:
         at[0] = name
@@ -84,7 +84,7 @@ def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table
         if name == "after commit" and stream.files == 4:
             shutil.rmtree(stream.folder / "table")
 
-    monkeypatch.setattr(failpoints, "hook", note)
+    monkeypatch.setattr(actions, "hook", note)
     stream.add(1).run(stream.rows())
     assert "before intend" in looks and "before read back" not in looks
     looks.clear()

@@ -65,7 +65,7 @@ class Hours(Landing):
         """Run a query over outcomes."""
         spark, checkpoint = outcomes.sparkSession, str(self.checkpoint)
         writer = outcomes.writeStream.format("parquet").option("path", str(self.outcomes)).trigger(availableNow=True)
-        started(writer, spark, checkpoint, decide=settings_to_start(outcomes, checkpoint)).awaitTermination()
+        started(writer, spark, checkpoint, decide=settings_to_start(outcomes, checkpoint)[0]).awaitTermination()
         return sorted((row["id"], row["status"]) for row in self.written(spark))
 
     @property

@@ -28,7 +28,7 @@ from spark_purgatory.errors import (
     TableForgetsError,
     TableLostError,
 )
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS, Commit
 from spark_purgatory.spark.sink.table.delta_target import check_place
 from spark_purgatory.spark.storage.spark_access import settings
@@ -162,7 +162,7 @@ def test_queries_that_look_at_one_place_at_the_same_moment_do_not_fail_each_othe
     place = str(stream.folder / "of several")
     with ThreadPoolExecutor(3) as pool:
         for _ in range(20):
-            list(pool.map(lambda _: check_place(stream.spark, "t", place, is_there=False, was_begun=False), range(3)))
+            list(pool.map(lambda _: check_place(stream.spark, "t", place, by_name=False, was_begun=False), range(3)))
 
 
 def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> None:
@@ -193,7 +193,7 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
         if reached == f"before {HAS_FAILPOINTS[Commit]}":
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(failpoints, "hook", killed)
+    monkeypatch.setattr(actions, "hook", killed)
     with pytest.raises(Exception, match="killed"):
         stream.run(stream.rows())
     monkeypatch.undo()

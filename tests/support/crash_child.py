@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
+from spark_purgatory.spark.sink.drain import protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.staging import staging_folder
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--by-name", action="store_true")
     arguments = parser.parse_args()
     if arguments.kill:
-        failpoints.hook = kill_at(arguments.kill)
+        do.hook = kill_at(arguments.kill)
     spark = session(arguments.folder, arguments.by_name)
     run(spark, arguments.folder, arguments.by_name)
     found = numbers(spark, arguments.folder, arguments.by_name)

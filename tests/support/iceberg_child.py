@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
 
@@ -41,7 +41,7 @@ def kill_at(point: str) -> None:
         pick(self, spark, written)
         kill("after pick")
 
-    failpoints.hook = kill
+    actions.hook = kill
     IcebergTarget._write = to_branch  # type: ignore[method-assign, assignment]
     IcebergTarget._pick = armed  # type: ignore[method-assign]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support.sink_streams import Stream
 
@@ -19,7 +19,7 @@ def cut_at(stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     def hook(reached: str) -> None:
         if reached == failpoint:
-            failpoints.hook = None
+            actions.hook = None
             raise PowerCutError(failpoint)
 
     def pick(self: IcebergTarget, spark: SparkSession, written: int) -> None:
@@ -29,12 +29,12 @@ def cut_at(stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch) -> N
         if failpoint == "before pick":
             patch.setattr(IcebergTarget, "_pick", pick)
         else:
-            failpoints.hook = hook
+            actions.hook = hook
         try:
             with pytest.raises(Exception, match=failpoint):
                 stream.add(1).run(stream.rows())
         finally:
-            failpoints.hook = None
+            actions.hook = None
 
 
 def name(stream: Stream) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, TableLostError
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.staging.staging_folder import check_alone
-from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts, TableState
+from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget, SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.sink.table.target import TableLook, Target
 from tests.support.sink_world import World, WorldFolder
 
 APP = "spark_purgatory/app"
@@ -181,18 +181,18 @@ class IcebergWorld(World):
     def go_on(self, kind: type[WorldIceberg]) -> None:
         if self.stalled is not None:
             intent, rows, _ = self.stalled
-            hook, failpoints.hook = failpoints.hook, None
+            hook, actions.hook = actions.hook, None
             with suppress(ForeignWriterError, UnknownSnapshotError):
                 self.put(intent, Rows(rows), kind(self, SinkOptions(**self.place, **self.options)))
-            self.stalled, failpoints.hook = None, hook
+            self.stalled, actions.hook = None, hook
 
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         """The product's append."""
         target = target or self.target(SinkOptions(**self.place, **self.options))
-        target.facts(None)  # type: ignore[arg-type]
-        target.append(Rows(rows), self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]
+        looked = TableLook(target.facts(None), target.no_history, "")  # type: ignore[arg-type]
+        target.append(Rows(rows), looked, self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]
         check_alone(None, WorldFolder(self), intent)  # type: ignore[arg-type]
-        target.publish(None, intent.uuid)  # type: ignore[arg-type]
+        target.publish(None, intent.uuid, looked.facts)  # type: ignore[arg-type]
 
 
 class WorldIceberg(IcebergTarget):
@@ -205,7 +205,7 @@ class WorldIceberg(IcebergTarget):
     def is_known(self, spark: Any) -> bool:
         return self.world.table_id is not None
 
-    def described(self, spark: Any) -> TableFacts | None:
+    def facts(self, spark: Any) -> TableFacts | None:
         world = self.world
         return None if world.table_id is None else TableFacts("", "/t", ("p",), properties=world.properties)
 
@@ -216,12 +216,12 @@ class WorldIceberg(IcebergTarget):
         )
         return snapshot_history(rows, self.world.tags | self.world.refs, self.world.tags)
 
-    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> tuple[TableState, str]:
+    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> TableLook:
         facts = self.facts(spark)
         if table_id is not None and (facts is None):
             raise TableLostError("the table is gone")
         history = self.history(spark, since)
-        return TableState(facts, history), f"{schema.partition('@')[0]}@{history.version}"
+        return TableLook(facts, history, f"{schema.partition('@')[0]}@{history.version}")
 
     def _has_files(self, spark: Any, snapshot: int) -> bool:
         world = self.world
@@ -245,7 +245,7 @@ class WorldIceberg(IcebergTarget):
 
     def _pick(self, spark: Any, written: int | None) -> None:
         assert written is not None
-        failpoints.reach(IN_COMMIT)
+        actions.reach(IN_COMMIT)
         self.world.pick(written)
         uuid = self.world.snapshots[written].summary["spark_purgatory.intent"]
         self.world.drained |= {body["number"] for body in self.world.log.values() if body.get("uuid") == uuid}

@@ -17,7 +17,6 @@ from spark_purgatory.accumulator.policy import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Beside, Sender
@@ -43,8 +42,8 @@ from spark_purgatory.spark.sink.staging.staging_folder import (
 )
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableState, TableVersion
-from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableVersion
+from spark_purgatory.spark.sink.table.target import TableLook, Target
 
 ROW_BYTES = 100
 
@@ -204,12 +203,12 @@ class WorldTable(DeltaTarget):
     def history(self, spark: Any, since: int | None = None, first: int = 0) -> DeltaHistory:
         return DeltaHistory(tuple(reversed(self.world.versions)))
 
-    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> tuple[TableState, str]:
+    def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> TableLook:
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
             raise TableLostError("the table is another one")
         history = self.history(spark, since)
-        return TableState(facts, history), f"{schema.partition('@')[0]}@{history.version}"
+        return TableLook(facts, history, f"{schema.partition('@')[0]}@{history.version}")
 
 
 class WorldFolder(StagingFolder):
@@ -268,7 +267,7 @@ class WorldActions(SparkActions):
             world.staged_ms[path] = action.now_ms
         if found.rows:
             world.folders[path] = {name: mine[: len(mine) // 2] for name, mine in rows.items() if mine[1:]}
-            failpoints.reach("in stage")
+            do.reach("in stage")
             world.folders[path] = {name: mine for name, mine in rows.items() if mine}
         entry = record_entry(staged) if found.rows else empty_entry(ledger.empty_run(work.before))
         self.folder.write_entry(work.spark, epoch, *entry)
@@ -312,7 +311,7 @@ class WorldSender(Sender):
     def take(self, batch_id: int | None, flush: bool = False, ripe: bool = False) -> None:
         """What Spark, or `drain`, asks for."""
         if self.is_open and batch_id is not None:
-            failpoints.reach("after return")
+            do.reach("after return")
         schema = None if batch_id is None else self.world.batches[batch_id][0]
 
         def schema_after(known: str | None) -> str | None:
@@ -321,7 +320,7 @@ class WorldSender(Sender):
 
         self._run(Work(None, self.world.committed, batch_id, schema_after, flush=flush, ripe=ripe))
         if batch_id is not None:
-            failpoints.reach("before return")
+            do.reach("before return")
             self.world.spark_commits(batch_id)
 
     def _do(self, action: do.Action, work: Work) -> do.Result:
@@ -420,13 +419,13 @@ def crashed(
             also(name)
         stop(name)
 
-    failpoints.hook = hook
+    do.hook = hook
     try:
         play(world)
     except Crash:
         return reached[-1]
     finally:
-        failpoints.hook = None
+        do.hook = None
     return ""
 
 

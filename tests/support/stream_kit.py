@@ -79,5 +79,5 @@ def _run(purgatory: Purgatory, sides: dict[str, DataFrame], folder: Path) -> Non
     operations, completions = (reader.schema(f.schema).parquet(str(folder / field)) for field, f in sides.items())
     outcomes, checkpoint = purgatory.resolve(operations, completions), str(folder / "checkpoint")
     writer = outcomes.writeStream.format("parquet").option("path", str(folder / "outcomes"))
-    decide = settings_to_start(outcomes, checkpoint)
+    decide, _ = settings_to_start(outcomes, checkpoint)
     started(writer.trigger(availableNow=True), outcomes.sparkSession, checkpoint, decide=decide).awaitTermination()

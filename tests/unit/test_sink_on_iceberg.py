@@ -17,7 +17,7 @@ from spark_purgatory.demo.runner import demo_config
 from spark_purgatory.errors import ConfigError, ForeignWriterError, PurgatoryError, StorageError, TableLostError
 from spark_purgatory.job.job_config import DeadLetters
 from spark_purgatory.job.session import build_session, reading_session, settings_of
-from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.table.history import NO_VERSION, SAYS, Undone
 from spark_purgatory.spark.sink.table.iceberg_target import (
     EXTENSION,
@@ -43,7 +43,7 @@ SAYINGS = (
 @pytest.fixture(autouse=True)
 def no_hook() -> Iterator[None]:
     yield
-    failpoints.hook = None
+    actions.hook = None
 
 
 def made(name: str, beside: str, again: str) -> IcebergWorld:
@@ -184,7 +184,7 @@ def test_every_crash_and_all_that_an_iceberg_table_can_say_lose_and_double_nothi
             for saying in SAYINGS:
                 where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
                 cells[goes_on_as_it_should(deepcopy(world), saying, f"{where}, neighbours {neighbours}")] += 1
-    assert points == {*failpoints.FAILPOINTS, "in stage", IN_COMMIT}
+    assert points == {*actions.FAILPOINTS, "in stage", IN_COMMIT}
     print(f"{cells.total():,} cells: {dict(cells)}")
     assert cells.total() == (33_120 if every else CELLS)
     assert {"", "StorageError", "ForeignWriterError", "TableLostError"} == {*cells}
@@ -211,17 +211,17 @@ def arrivals(stalls_in: str = "write", expires: bool = False) -> int:
             def hook(point: str, world: IcebergWorld = world, reached: list[str] = reached, late: int = late) -> None:
                 reached.append(point)
                 if len(reached) == late + 1:
-                    failpoints.hook = None
+                    actions.hook = None
                     world.neighbour()
                     if expires and is_noted(world):
                         world.neighbour()
                         world.expire()
                     world.arrive()
-                    failpoints.hook = hook
+                    actions.hook = hook
 
-            failpoints.hook = hook
+            actions.hook = hook
             run(world)
-            failpoints.hook = None
+            actions.hook = None
             assert world.in_table() == world.every(), f"{name}, crash {number} {point}, arrived at {late}"
             walked += 1
             if len(reached) <= late:

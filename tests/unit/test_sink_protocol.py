@@ -28,7 +28,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints, sender
+from spark_purgatory.spark.sink.drain import sender
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, apply
 from spark_purgatory.spark.sink.drain.sender import Sender
@@ -63,7 +63,7 @@ SAYINGS = (
 @pytest.fixture(autouse=True)
 def no_hook() -> Iterator[None]:
     yield
-    failpoints.hook = None
+    do.hook = None
 
 
 def made(name: str, beside: str = "", again: str = "the same rows") -> World:
@@ -157,7 +157,7 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
                 where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
                 cells[name] += not more
                 goes_on_as_it_should(deepcopy(world), saying, where)
-    assert points == {*failpoints.FAILPOINTS, "in stage"}
+    assert points == {*do.FAILPOINTS, "in stage"}
     every = Counter({name: number * len(BESIDE) for name, number in CELLS.items()})
     assert cells == every, "crash points of each world, times what the table can say, times how drains go"
     assert cells.total() == 9261
@@ -225,9 +225,9 @@ def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
                     if len(reached) == late + 1:
                         again.arrive()
 
-                failpoints.hook = hook
+                do.hook = hook
                 run(again)
-                failpoints.hook = None
+                do.hook = None
                 assert again.in_table() == again.every(), f"{name}, crash {number} {point}, arrived at {late}"
                 walked += 1
                 if len(reached) <= late:
@@ -244,11 +244,11 @@ def between(world: World, name: str, drain: int, act: Callable[[], None]) -> Non
         if (at, reached[at]) == (name, drain):
             act()
 
-    failpoints.hook = hook
+    do.hook = hook
     try:
         run(world)
     finally:
-        failpoints.hook = None
+        do.hook = None
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_table_that_changes_between_a_commit_and_its_read_back_is_named_and_no
     def act() -> None:
         match what:
             case "dropped" | "replaced":
-                world.table_id = None if what == "dropped" else "another"
+                world.table_id, world.versions = None if what == "dropped" else "another", []
             case "skips it":
                 world.last_txn = 99
             case "has fewer rows":
@@ -408,7 +408,7 @@ def test_a_flush_goes_on_as_long_as_the_table_takes_something_within_max_block()
     def slow(name: str) -> None:
         sender.policy._made_ms += 40_000 * (name == "before commit")
 
-    failpoints.hook, world.commit_fails = slow, ["", "absent"]
+    do.hook, world.commit_fails = slow, ["", "absent"]
     sender.take(None, flush=True)
     assert sender.done.count("Commit") == 3, "the second drain failed once, 80 s after the flush began"
     assert world.in_table() == world.every()
@@ -587,7 +587,7 @@ def test_a_callback_of_a_future_that_raises_is_logged_and_the_query_goes_on(capl
         for future in sender.policy.futures[0].values() if name == "after intend" else ():
             future.add_done_callback(raises)
 
-    failpoints.hook = hook
+    do.hook = hook
     sender.take(0)
     sender.take(None, flush=True)
     assert world.in_table() == world.every() and world.rows

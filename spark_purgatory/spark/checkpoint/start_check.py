@@ -7,8 +7,7 @@ shards have continued. So the same code compares every shard's state first, in a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -34,6 +33,7 @@ from spark_purgatory.spark.operator.inputs import input_name
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings, is_within_a_batch
+from spark_purgatory.spark.storage.query_start import Decide
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, setting_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
@@ -84,24 +84,14 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), requirements.other_format("2"))
 
 
-@dataclass(frozen=True)
-class StartSettings:
-    """How to choose the settings of a start. `started` calls it when no other start has changed the session."""
+def settings_to_start(df: DataFrame, checkpoint: str) -> tuple[Decide, int]:
+    """Check the checkpoint of a stream that may come from a purgatory. Raises what `check_checkpoint` raises.
 
-    choose: Callable[[], dict[str, str]] = dict
-    waiting: int = 0
-    """The operations that wait in the checkpoint."""
-
-    def __call__(self) -> dict[str, str]:
-        """Return the settings."""
-        return self.choose()
-
-
-def settings_to_start(df: DataFrame, checkpoint: str) -> StartSettings:
-    """Check the checkpoint of a stream that may come from a purgatory. Raises what `check_checkpoint` raises."""
+    Returns how to choose the settings of the start, for `started`, and the operations that wait in the checkpoint.
+    """
     queries, spark = queries_of(df), df.sparkSession
     if not queries:
-        return StartSettings()
+        return dict, 0
     has_begun = is_checkpoint(spark, checkpoint)
     if not has_begun and (found := ENCODED.findall(checkpoint)):
         LOG.warning(ODD_PATH, errors.without_login(checkpoint), ", ".join(map(repr, dict.fromkeys(found))))
@@ -129,16 +119,13 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> StartSettings:
         wanted |= without_processes(spark, checkpoint)
         return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
 
-    return StartSettings(chosen, waiting)
+    return chosen, waiting
 
 
 def _check(
     spark: SparkSession, checkpoint: str, queries: Sequence[Query], has_begun: bool, warns: bool
 ) -> tuple[stored.ShardStates | None, list[Newest], int]:
-    """Compare the states with the last purgatory of a query.
-
-    Return them, what each purgatory has seen, and how many operations wait in the last one.
-    """
+    """Compare the states with a query. Return them, what each purgatory has seen, and what waits in the last one."""
     states = stored.shard_states(spark, checkpoint) if has_begun else None
     requirements.check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
@@ -220,10 +207,7 @@ def _hand_over(
 
 
 def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a query's state store; ``fixed`` are those of its checkpoint.
-
-    A session or a vendor's default may have another store, which ignores RocksDB's settings.
-    """
+    """Return the settings of a query's state store; ``fixed`` are those of its checkpoint."""
     default = spark.conf.get(requirements.PROVIDER) or ""
     default = default if "RocksDB" in default else requirements.ROCKSDB
     store = fixed.get(requirements.PROVIDER) or setting_of(spark, requirements.PROVIDER) or default

@@ -29,7 +29,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.protocol import missing
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth, check_kept, drains_in
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth, drains_in
 from spark_purgatory.spark.sink.staging.ledger import Ledger, Names, Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
@@ -38,7 +38,7 @@ from spark_purgatory.spark.sink.table import table_place
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, fitted_columns, with_types
 from spark_purgatory.spark.sink.table.delta_target import check_name
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.history import NO_VERSION, TableState
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
@@ -151,7 +151,7 @@ class RecordAccumulator(SinkOptions):
             spark.conf.set("spark.connect.session.planCache.enabled", "false")
         with own_session(spark) as own:
             options, names_version = checked(own, df.schema, self.options, checkpoint)
-        decide = settings_to_start(df, checkpoint)
+        decide, waiting = settings_to_start(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery, names_version)
         # A stream that receives nothing more still delivers its last rows: foreachBatch is called at each trigger,
         # because a second stream without rows always has something new.
@@ -160,7 +160,7 @@ class RecordAccumulator(SinkOptions):
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen, decide.waiting)
+        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen, waiting)
         self._started[:] = [query]
         LOG.info(
             f"query {query_name or query.id} started: table {self}, checkpoint {without_login(checkpoint)}, "
@@ -218,6 +218,7 @@ class RecordAccumulator(SinkOptions):
         Raises:
             ConfigError: The table does not exist yet, or ``staged`` has neither a checkpoint nor a query.
             TableLostError: The catalog has forgotten the table's name, or with ``staged`` the table is gone.
+            ForeignWriterError: With ``staged``, the table has later drains of the query than the checkpoint.
 
         Example::
 
@@ -297,8 +298,8 @@ def _start(writer: DataStreamWriter, spark: SparkSession, checkpoint: str, decid
 def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
     """Return a version of the table with the staged rows that it does not have, each row once.
 
-    A micro-batch is included once Spark has committed it or a drain has taken some of it. Before that its folder may be
-    half written. The table's version is read before and after the staging folder, until both are equal.
+    A micro-batch is included once Spark has committed it or a drain has taken some of it. The table's version is read
+    before and after the staging folder, until both are equal.
     """
     if not is_checkpoint(spark, checkpoint):
         raise ConfigError(
@@ -342,86 +343,56 @@ def _looked_at(
     is_named = not claimed or table_place.is_one_table(claimed, ours)
     app_id = table_place.app_id_of(spark, checkpoint)
     for _ in range(TRIES):
-        before = target.state(spark, None).history
+        version = target.state(spark, None).history.version
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
         ledger.names = Names(checkpoint, place.uri, str(target), app_id)
-        found, known = None, committed
+        fault, found = None, committed
         try:
             pieces = pieces_below(spark, place.uri, ledger, committed)
             repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
-            known = ledger.adopt(pieces, committed, repartitions)
+            found = ledger.adopt(pieces, committed, repartitions)
         except StagingError as error:
             # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
-            found = error
-        version = before.version
-        if version == target.state(spark, None).history.version:
-            if not is_named and not _is_of(spark, target, ledger, app_id):
+            fault = error
+        since = ledger.first_needed_version
+        if since is None and ledger.schema is not None:
+            since = StagedColumns.of(ledger.schema).version
+        state = target.state(spark, since, app_id)
+        if version == state.history.version:
+            if not is_named and not _is_of(ledger, state):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
                     f"checkpoint={checkpoint!r} belongs to table {theirs}, and table {target} has no rows of its "
                     f"query: name {theirs}"
                 )
-            if version == NO_VERSION:
-                _check_kept(spark, target, ledger)
-            if found is not None:
-                raise found
-            if known < committed:
-                raise missing(ledger, known, committed)
-            if version != NO_VERSION:
-                _check_newest(spark, target, ledger, app_id, version)
-            return ledger, _waiting(spark, target, ledger, app_id, version), version
+            drains = ledger.next_drain - (not ledger.is_done)
+            if drains and version == NO_VERSION and target.table:
+                check_name(spark, target.table, drains, app_id)
+            TableTruth().compare(ledger, state)
+            if fault is not None:
+                raise fault
+            if found < committed:
+                raise missing(ledger, found, committed)
+            return ledger, _waiting(ledger, state), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 
 
-def _check_kept(spark: SparkSession, target: Target, ledger: Ledger) -> None:
-    """Raise TableLostError if the query has made drains to a table that is not there."""
-    drains = ledger.next_drain - (not ledger.is_done)
-    if drains and target.table:
-        check_name(spark, target.table, drains, ledger.names.app_id)
-    TableTruth().compare(ledger, target.state(spark, None))
+def _is_of(ledger: Ledger, state: TableState) -> bool:
+    """Return True if the table is the one that the query has written to."""
+    if state.facts is None or ledger.table_id is not None:
+        return state.facts is not None and state.facts.id == ledger.table_id
+    return bool(state.history.drains(ledger.names.app_id))
 
 
-def _check_newest(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, version: int) -> None:
-    """Raise StagingError if the table has a later drain than the log: rows that are staged here may be in it, too.
-
-    Raises TableLostError if the table was restored to before the last drain.
-    """
-    if ledger.schema is None:
-        return  # Nothing was staged.
-    known, since = -1, StagedColumns.of(ledger.schema).version
-    if ledger.intent is not None:
-        known, since = ledger.intent.number, ledger.intent.base_version
-    history = target.history(spark, since).up_to(version)
-    check_kept(Names(table=str(target)), ledger.table_version, history)
-    drains, _ = drains_in(history, app_id)
-    if max(drains, default=known) > known:
-        raise StagingError(
-            f"table {target} has drain {max(drains)} of the query, and the checkpoint's staging log ends at drain "
-            f"{known}: the rows staged there may be in the table already. If the checkpoint was moved (spark-purgatory "
-            "move), name the new one. Otherwise bring its folder 'staging' back from a copy"
-        )
-
-
-def _is_of(spark: SparkSession, target: Target, ledger: Ledger, app_id: str) -> bool:
-    facts = target.facts(spark)
-    if facts is None or ledger.table_id is not None:
-        return facts is not None and facts.id == ledger.table_id
-    return ledger.intent is not None and bool(target.history(spark, ledger.intent.base_version).drains(app_id))
-
-
-def _waiting(spark: SparkSession, target: Target, ledger: Ledger, app_id: str, version: int) -> list[Piece]:
-    """Return the staged pieces that a version of the table lacks. StagingError if that cannot be known."""
+def _waiting(ledger: Ledger, state: TableState) -> list[Piece]:
+    """Return the staged pieces that the table lacks. StagingError if that cannot be known."""
     intent, staged = ledger.intent, [*ledger.pieces.values()]
-    if intent is None or (ledger.is_done and version != NO_VERSION):
+    if intent is None or ledger.is_done or intent.number in drains_in(state.history, ledger.names.app_id)[0]:
         return staged
-    if version != NO_VERSION:
-        history = target.history(spark, intent.base_version)
-        if intent.number in drains_in(history.up_to(version), app_id)[0]:
-            return staged
-        if intent.number not in history.drains(app_id) and not history.is_whole_since(intent.base_version):
-            raise StagingError(
-                f"the history of table {target} was cut after drain {intent.number} began, so it does not show whether "
-                "the drain's rows are in the table. Start the query, which finishes the drain. Then read again"
-            )
+    if not state.history.is_whole_since(intent.base_version):
+        raise StagingError(
+            f"the history of table {ledger.names.table} was cut after drain {intent.number} began, so it does not show "
+            "whether the drain's rows are in the table. Start the query, which finishes the drain. Then read again"
+        )
     return [*intent.taken, *staged]

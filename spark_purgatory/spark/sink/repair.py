@@ -53,7 +53,6 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
 
 
 def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
-    """Remove the entries that are not true."""
     place = StagingFolder.of(spark, checkpoint)
     for entry in (entry for conflict in found for entry in conflict.false):
         place.remove(spark, entry.path)

@@ -74,7 +74,7 @@ def checked(
         waiting = StagedColumns.of(ledger.schema) if ledger.schema is not None and ledger.may_wait else None
         if facts is None:
             partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
-            _check_new_columns(spark, target, schema, partition_by)
+            _check_new_columns(spark, target, schema, partition_by, facts)
             _check_new(spark, target, folder, ledger, app_id_of(spark, checkpoint) if has_begun else None)
             if waiting is not None and waiting.version != NO_VERSION and ledger.intent is None and target.table:
                 raise TableLostError(
@@ -85,11 +85,11 @@ def checked(
         else:
             there, names_version, special = target.check_start(spark, facts, schema, waiting)
             partition_by = _of_table(spark, options, schema, target, facts=facts, special=special)
-            target.check_columns(spark, there, schema)
+            target.check_columns(spark, facts, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
             has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
             if has_new or len({*map(str.lower, schema.names)}) < len(schema.names):
-                _check_new_columns(spark, target, schema, ())
+                _check_new_columns(spark, target, schema, (), facts)
             _check_special(target, schema, there, special)
             if not (has_begun or options.shares_table):
                 _warn_of_others(spark, target, checkpoint)
@@ -196,8 +196,10 @@ def _of_table(
 # --- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _check_new_columns(spark: SparkSession, target: Target, schema: T.StructType, partition_by: Sequence[str]) -> None:
-    reasons = list(target.unfit(spark, schema, partition_by))
+def _check_new_columns(
+    spark: SparkSession, target: Target, schema: T.StructType, partition_by: Sequence[str], facts: TableFacts | None
+) -> None:
+    reasons = list(target.unfit(spark, schema, partition_by, facts))
     if len({name.lower() for name in partition_by}) < len(partition_by):
         reasons.append(f"partition_by={list(partition_by)!r} names a column twice: name it once")
     if reasons:

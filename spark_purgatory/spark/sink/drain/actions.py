@@ -1,7 +1,4 @@
-"""Steps of the sink as data: the actions that `protocol` chooses, and their results.
-
-A failpoint, named after the action, comes before and after each action that writes or reads back: `HAS_FAILPOINTS`.
-"""
+"""Steps of the sink as data: the actions that `protocol` chooses, and their results."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ class Stage(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Count the rows in the files of staged micro-batches."""
-
     batches: tuple[StagedBatch, ...]
 
 
@@ -63,16 +58,12 @@ class Check(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Bring the pieces that an intent takes to the table."""
-
     intent: Intent
     to_count: tuple[Piece, ...] = ()  # The rows of these are counted once more before.
     max_file_rows: int = 0  # A file of the table is cut here; 0: nowhere.
 
 
 class ReadBack(NamedTuple):
-    """Ask the table whether it has the commit of an intent."""
-
     intent: Intent
 
 
@@ -81,8 +72,6 @@ class CleanUp:
 
 
 class Wait(NamedTuple):
-    """Do nothing for a time, then try the table again."""
-
     ms: int
 
 
@@ -96,7 +85,24 @@ class Return:
 
 OfMicroBatch = Look | Renumber | Adopt | Skip | Stage | Count | Admit
 Action = OfMicroBatch | Intend | Check | Commit | ReadBack | CleanUp | Wait | Stop | Return
-HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
+
+# --- failpoints: named places before and after each durable step, where a crash could matter ------
+
+_STEPS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
+FAILPOINTS = tuple(f"{when} {step}" for step in (*_STEPS.values(), "return") for when in ("before", "after"))
+hook: Callable[[str], None] | None = None  # Called with the name of each failpoint reached. Only tests set it.
+
+
+def reach(name: str) -> None:
+    if hook is not None:
+        hook(name)
+
+
+def reach_action(when: str, action: object) -> None:
+    """Report the failpoint before or after an action, if the action has one."""
+    if (step := _STEPS.get(type(action))) is not None:
+        reach(f"{when} {step}")
+
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -115,15 +121,11 @@ class Renumbered(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """The contents of the staging folder."""
-
     pieces: Sequence[Piece]
     repartitions: Sequence[int] = ()  # Micro-batches that no sink saw.
 
 
 class Skipped(NamedTuple):
-    """The micro-batch was evaluated and has these rows."""
-
     contents: Contents
 
 
@@ -134,15 +136,11 @@ class Staged(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The pieces of staged micro-batches."""
-
     batches: tuple[StagedBatch, ...]
     pieces: Mapping[int, tuple[Piece, ...]]
 
 
 class Intended(NamedTuple):
-    """The intent is durable, and the table was looked at for it."""
-
     intent: Intent
 
 

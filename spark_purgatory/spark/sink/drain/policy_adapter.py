@@ -4,9 +4,8 @@ It holds no piece: what waits and what a drain has is in the `Ledger`, and every
 time, and the sizes seen so far. Pieces are records of an `AccumulatorPolicy`, with a queue for each table partition.
 
 The policy needs bytes by table partition, which only the files' footers have. To count them is a job, so it is done as
-late as possible, about twice a drain. A file cannot be full while its partition's counted bytes, plus its share of the
-uncounted ones, are below ``batch_size``. The shares are those of the rows counted last (`Backlog`): the file of a
-partition that suddenly gets more is closed late, but it is still cut at its size, and linger and memory bound the wait.
+late as possible, about twice a drain: a file cannot be full while its partition's counted bytes, plus its share of the
+uncounted ones, are below ``batch_size``. The shares are those of the rows counted last (`Backlog`).
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class Backlog:
         self._shares: defaultdict[str, float] = defaultdict(float)  # Of the bytes counted last, by partition.
 
     def learn(self, batches: Iterable[StagedBatch], pieces: Sequence[Piece]) -> None:
-        """Learn from micro-batches that were counted."""
         plain_bytes = sum(staged.plain_bytes for staged in batches)
         staged_bytes = sum(piece.staged_bytes for piece in pieces)
         self._staged_a_plain = self._staged_a_plain or DecayedQuotient(0.0, 0.0)
@@ -141,7 +139,6 @@ class PolicyAdapter:
         return self._made_ms + time.monotonic_ns() // 1_000_000 - self._made_at_ms
 
     def begin(self, work: do.Work) -> None:
-        """Note that a call of the loop begins."""
         work.begun_ms = self.now()
         if work.batch_id is not None:
             self.every_ms = 0 if self._micro_batch_ms is None else work.begun_ms - self._micro_batch_ms
@@ -158,7 +155,6 @@ class PolicyAdapter:
         return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
 
     def next_pieces(self, ledger: Ledger, now_ms: int, everything: bool) -> tuple[Piece, ...]:
-        """Return the pieces of the files that should go to the table now."""
         queued = self._queues(ledger)
         ripe = queued.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
         files = queued.peek(set(ripe), self.request_bytes, now_ms, everything)
@@ -277,7 +273,6 @@ class PolicyAdapter:
             LOG.exception("on_delivery raised an error, which changes nothing else")
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
-        """Return the sink's metrics, by the names of `spark_purgatory.metrics`."""
         pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
         staged_bytes = ledger.staged_bytes + self.backlog.staged_bytes(uncounted)
         times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]

@@ -1,9 +1,7 @@
-"""Rows into a table exactly once, by way of a staging folder: the protocol, as decisions without Spark.
+"""Rows into a table exactly once, by way of a staging folder: docs/protocol.md as decisions without Spark.
 
 `next_action` chooses the next action from the ledger, the policy and the time alone. `apply` takes in the result;
-nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth` compares
-the ledger with the table. docs/protocol.md has the terms, the steps of a micro-batch by number, and the cases of a
-crash between any two actions by letter.
+nothing else changes the ledger.
 """
 
 from __future__ import annotations
@@ -172,10 +170,9 @@ def missing(ledger: Ledger, first: int, batch_id: int) -> StagingError:
 
 
 def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None:
-    """Take in the result of an action; nothing else changes the ledger of a run and its work.
+    """Take in the result of an action. BugError, with nothing changed, if it cannot follow the ledger's state.
 
-    BugError if the result cannot follow the ledger's state; then nothing changes. StagingError, ForeignWriterError if
-    the files in the staging folder cannot count.
+    StagingError, ForeignWriterError if the files in the staging folder cannot count.
     """
     if isinstance(result, do.OfDrain):
         if (ledger.drain, type(result)) not in MOVES:

@@ -15,7 +15,6 @@ from spark_purgatory.accumulator.policy import Callback
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, is_interruption, without_login
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import apply, next_action
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
@@ -33,9 +32,8 @@ class Beside:
     """Runs one commit at a time in a thread, next to the micro-batches (Kafka: the ``Sender`` thread).
 
     The thread writes to the table and does nothing else. The loop takes in its result between two actions, so that the
-    ledger and the log have one writer. A crash leaves the same as a failed commit: an intent, and a commit that the
-    table may have. The thread has its own session, because the settings of a write belong to the session. A process
-    that ends waits for the thread. Under Spark Connect the loop commits by itself.
+    ledger and the log have one writer. The thread has its own session, because the settings of a write belong to the
+    session. Under Spark Connect the loop commits by itself.
     """
 
     def __init__(self) -> None:
@@ -71,7 +69,6 @@ class Beside:
         return ended.result()
 
     def wait(self, ms: int) -> None:
-        """Wait for the running commit to end, or for the time to pass."""
         wait([self._under_way or Future()], ms / 1000)
 
 
@@ -96,10 +93,9 @@ class Sender:
         self.has_failed = False  # The last call raised: memory and log may differ.
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Stage a micro-batch and drain the files that are ready."""
         spark = batch.sparkSession
         if self.is_open:
-            failpoints.reach("after return")
+            do.reach("after return")
         else:
             # The query's own session, not the user's.
             for name, value in WRITE_SETTINGS.items():
@@ -112,7 +108,7 @@ class Sender:
             raise out_of_batch(error) from None
         if work.flush:
             self.flush_requested = False
-        failpoints.reach("before return")
+        do.reach("before return")
 
     def drain(self, spark: SparkSession, everything: bool = True) -> None:
         """Bring everything staged to the table, or what is ripe, without a micro-batch."""
@@ -141,10 +137,10 @@ class Sender:
             self.open(work.spark)
             self.policy.begin(work)
             while not isinstance(action := self._next(work), do.Return):
-                failpoints.reach_action("before", action)
+                do.reach_action("before", action)
                 result = self._do(action, work)
                 if not isinstance(result, do.Begun):
-                    failpoints.reach_action("after", action)
+                    do.reach_action("after", action)
                 self._take_in(result, work)
             self.has_failed = False
         except Exception as error:
@@ -166,7 +162,7 @@ class Sender:
     def _next(self, work: do.Work) -> do.Action:
         """Take in the result of a commit in the thread, if it ended, and return the next action."""
         if (result := self.beside.result()) is not None:
-            failpoints.reach("after commit")
+            do.reach("after commit")
             self._take_in(result, work)
         return next_action(self.ledger, self.policy, work, self.policy.now())
 

@@ -33,9 +33,8 @@ from spark_purgatory.spark.sink.staging.ledger import (
 )
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns
-from spark_purgatory.spark.sink.table.history import TableState
 from spark_purgatory.spark.sink.table.table_place import app_id_of
-from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.sink.table.target import TableLook, Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import literal
@@ -60,10 +59,10 @@ class SparkActions:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
+        self.looked: TableLook | None = None  # The table before the commit that follows, or is under way.
         self.rules = staged_files.RulesOfSchemas(options, target.partition_by)
 
     def open(self, spark: SparkSession) -> Ledger:
-        """Read the log and return its ledger, for a run that begins."""
         self.folder = StagingFolder.of(spark, self.checkpoint)
         self.folder.synchronise()
         ledger = staging_folder.read_ledger(spark, self.folder)
@@ -108,8 +107,7 @@ class SparkActions:
                 return self._intend(ledger, action, work)
             case do.Check(intent):
                 table_id = ledger.table_id or intent.table_id
-                state, _ = self.check_table(spark, ledger, table_id, intent.schema or "")
-                return do.Checked(state.history.version)
+                return do.Checked(self.check_table(spark, ledger, table_id, intent.schema or "").history.version)
             case do.Commit():
                 return self.commit(ledger, action, work)
             case do.ReadBack(intent):
@@ -127,12 +125,12 @@ class SparkActions:
         raise BugError(f"{action!r} is not done on Spark")
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
-        """Compare the table with the log at a start. TableLostError, ForeignWriterError."""
         return self.truth.look(ledger, self.target.state(spark, ledger.first_needed_version, ledger.names.app_id))
 
     def read_back(self, spark: SparkSession, ledger: Ledger, intent: Intent) -> do.Found | do.NotThere:
         """Do step 6, and change nothing."""
-        state = self.target.state(spark, intent.base_version, ledger.names.app_id, intent)
+        state = self.looked and self.target.state_after(spark, self.looked, intent)
+        state = state or self.target.state(spark, intent.base_version, ledger.names.app_id, intent)
         found = self.truth.read_back(ledger, intent, state)
         if isinstance(found, do.Found):
             before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version
@@ -208,13 +206,13 @@ class SparkActions:
 
     def _intend(self, ledger: Ledger, action: do.Intend, work: do.Work) -> do.Result:
         """Do step 4. ForeignWriterError if someone else made an intent of this number."""
-        state, schema = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
+        looked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
         keys = {piece.key for piece in action.taken}
         intent = Intent(
             number=ledger.next_drain,
             uuid=str(uuid4()),
-            table_id=state.facts.id if state.facts else None,
-            schema=schema,
+            table_id=looked.facts.id if looked.facts else None,
+            schema=looked.columns,
             last_batch=ledger.last_batch,
             last_contents=ledger.last_contents,
             taken=action.taken,
@@ -222,7 +220,7 @@ class SparkActions:
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
             run=ledger.run.number,
             table_version=ledger.table_version,
-            base_version=state.history.version,
+            base_version=looked.history.version,
         )
         return do.Intended(self._durable(work.spark, intent))
 
@@ -249,29 +247,28 @@ class SparkActions:
         )
         return self._durable(spark, renumbered)
 
-    def check_table(
-        self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str
-    ) -> tuple[TableState, str]:
-        """Look at the table before a drain, as `Target.check` does. TableLostError, SchemaMismatchError."""
-        state, schema = self.target.check(spark, table_id, schema, ledger.table_version)
-        self.truth.check_restore(ledger.names, ledger.table_version, state.history)
-        return state, schema
+    def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableLook:
+        looked = self.looked = self.target.check(spark, table_id, schema, ledger.table_version)
+        self.truth.check_restore(ledger.names, ledger.table_version, looked.history)
+        return looked
 
     def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:
         """Do step 5."""
-        spark, intent = work.spark, action.intent
+        spark, intent, looked = work.spark, action.intent, self.looked
+        assert looked is not None, "bug: a commit that no look at the table precedes"
         if action.to_count:
             self.check_pieces(spark, ledger, action.to_count)
         schema, files = StagedColumns.of(intent.schema or "").rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
-            rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))
+            folders = self.target.folders_of(schema, looked.facts)
+            rows = staged_files.read_files(spark, self.folder.uri, schema, files, folders)
             mark = ledger.names.app_id, intent.number, intent.uuid
             with staged_files.reading(f"the staged files of drain {intent.number}", self.folder.uri):
-                self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
+                self.target.append(rows, looked, *mark, max_file_rows=action.max_file_rows)
         if self.target.publishes:
             # Another run may have ended the drain meanwhile, and the table may have forgotten it since.
             staging_folder.check_alone(spark, self.folder, intent)
-            self.target.publish(spark, intent.uuid)
+            self.target.publish(spark, intent.uuid, looked.facts)
         return do.Committed()
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:

@@ -32,7 +32,6 @@ class TableTruth:
         self._said_cut = False
 
     def look(self, ledger: Ledger, state: TableState) -> Looked:
-        """Compare the table with the log at a start. TableLostError, ForeignWriterError, StagingError."""
         self.compare(ledger, state)
         what = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
         what = what if ledger.is_done else f"drain {ledger.next_drain - 1} was begun, and is looked for in the table"
@@ -97,18 +96,26 @@ class TableTruth:
 
     def check_restore(self, names: Names, version: int | None, history: History) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""
-        check_kept(names, version, history)
         if version in (None, NO_VERSION):
             return
+        what = history.words.version
+        if (undone := history.undone(version)) is not None:
+            copy = ""
+            if undone.to is not None:
+                copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}"
+            raise errors.TableLostError(
+                f"table {names.table} was {undone.what}, before {what} {version} with the last drain of this query: "
+                "rows that were delivered are gone. Nothing was written, and staged rows wait. "
+                f"{history.words.restore} {version} and start again{copy}, or {START_OVER}"
+            )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
-                f"the history of table {names.table} was cut after the last drain ({history.words.version} {version}): "
+                f"the history of table {names.table} was cut after the last drain ({what} {version}): "
                 f"a RESTORE since then would not show. {history.words.keep}"
             )
 
     def _found(self, names: Names, intent: Intent, state: TableState) -> DrainCommit | None:
-        """Return the commit of an intent in the table. ForeignWriterError if it is another run's."""
         history, drains = state.history, drains_in(state.history, names.app_id)[0]
         commit = drains.get(intent.number)
         if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
@@ -144,20 +151,6 @@ def _check_accepted(ledger: Ledger, facts: TableFacts, history: History, last_do
         f"{ledger.table_version} expired and the query's branch is missing, or it is another table. Nothing was "
         f"written, and staged rows wait. Compare the table with what was delivered. {said or 'Bring'} the earlier "
         f"table back from a copy and start again, or {START_OVER}"
-    )
-
-
-def check_kept(names: Names, version: int | None, history: History) -> None:
-    """Raise TableLostError if the history shows that the table was restored to a version before the last drain's."""
-    if version in (None, NO_VERSION) or (undone := history.undone(version)) is None:
-        return
-    what, copy = history.words.version, ""
-    if undone.to is not None:
-        copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}"
-    raise errors.TableLostError(
-        f"table {names.table} was {undone.what}, before {what} {version} with the last drain of this query: rows that "
-        "were delivered are gone. Nothing was written, and staged rows wait. "
-        f"{history.words.restore} {version} and start again{copy}, or {START_OVER}"
     )
 
 

@@ -1,9 +1,7 @@
 """The ledger of everything staged: pure bookkeeping from the log and the staged folders, the same after a restart.
 
-A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch with rows is a folder of
-files and a *record*, an entry with the `Contents` of the folder; one without rows is in a note. So a gap is found, and
-a folder that lost a file or got another one. *Intent* N lists the pieces that drain N takes and leaves: all pieces up
-to a micro-batch, so nothing earlier is read again. *Epoch* e is written after intent e - 1, up to intent e.
+docs/protocol.md and docs/formats.md have the terms. A *piece* is the rows of one table partition in one staged file.
+*Epoch* e is written after intent e - 1, up to intent e.
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ def generation(epoch: int) -> int:
 
 
 def epoch_path(epoch: int, kind: str = "rows") -> str:
-    """Return the folder of an epoch's ``rows`` or ``log``, below the staging folder."""
     return f"{kind}/generation={generation(epoch)}/epoch={epoch}"
 
 
 def batch_of(path: str) -> int:
-    """Return the number of the micro-batch in a folder of staged rows."""
     return int(path.rpartition("/batch=")[2].partition("-")[0])
 
 
@@ -137,15 +133,11 @@ class TakenBack(NamedTuple):
 
 @dataclass(frozen=True)
 class Intent:
-    """The rows that a drain will commit."""
-
     number: int  # The drain's number.
     uuid: str  # The mark of its commit has it, too.
     table_id: str | None  # None if the drain must create the table.
     schema: str | None  # None if nothing was staged yet.
-    last_batch: int = (
-        -1
-    )  # The last micro-batch that counts. Spark has committed it, so ``taken`` and ``left`` are final.
+    last_batch: int = NO_BATCH  # The last that counts. Spark has committed it: ``taken`` and ``left`` are final.
     last_contents: Contents = Contents()  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
     taken: tuple[Piece, ...] = ()  # Without any it is done by itself (`Renumber`).
     left: tuple[Piece, ...] = ()
@@ -295,7 +287,6 @@ class Ledger:
         return self.incoming is not None and self.incoming.batch_id in batch_ids
 
     def admit(self) -> None:
-        """Let the incoming micro-batch count."""
         if (incoming := self.incoming) is None:
             raise BugError("there is no micro-batch to admit")
         self.add(incoming.batch_id, incoming.epoch, incoming.contents)
@@ -332,12 +323,8 @@ class Ledger:
     def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
         """Let micro-batches count that were staged after the last intent and before ``before``, which Spark runs now.
 
-        If several runs staged a micro-batch, the last run's folder or note counts. ``repartitions`` are micro-batches
-        without rows that Spark's own ``repartition`` made. Returns the first micro-batch that was not found, or
-        ``before``.
-
-        Raises StagingError if the rows of a folder are not those of its record, ForeignWriterError if two runs staged a
-        micro-batch at once.
+        ``repartitions`` are those without rows that Spark's own ``repartition`` made. Returns the first micro-batch
+        that was not found, or ``before``. Raises as `_complete`.
         """
         found: dict[int, dict[str, list[Piece]]] = {}
         last_run = max([NO_BATCH, *(run.run for run in self.empty), *([self.intent.run] if self.intent else [])])

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
@@ -62,12 +62,11 @@ READ_OPTIONS: Mapping[str, str] = {
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """The columns to stage rows of a schema with."""
 
     counts: tuple[Column, Column, Column]  # Rows, their plain bytes before any encoding, the sum of their hashes.
-    hashes: tuple[Column, ...]  # The row hash, or an error for a row that no sink could take; the partition hash.
+    hashes: list[Column]  # The row hash, or an error for a row that no sink could take; the partition hash.
     name: str | None  # The column of the partition hash, None without partitions.
 
     def hashed(self, rows: DataFrame, seen: Observation) -> DataFrame:
@@ -89,7 +88,7 @@ def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[
             F.coalesce(F.sum(row_bytes), F.lit(0)).alias("bytes"),
             F.coalesce(F.sum(names.row), F.lit(0)).alias("checksum"),
         ),
-        hashes=tuple(hashes),
+        hashes=hashes,
         name=names.partition if partition_by else None,
     )
 
@@ -144,9 +143,7 @@ def stage(rows: DataFrame, path: str, known: RulesOfSchemas, max_file_rows: int)
 def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) -> list[Piece]:
     """Return every piece of a staging folder. Files that cannot count in a `Ledger.adopt` are listed and not read.
 
-    A power loss may have cut them: Spark does not synchronise its files. A micro-batch that it has not committed is
-    staged again, one that a drain has taken in is checked by that drain, and a run writes the record last. What an
-    earlier run staged of a micro-batch does not count.
+    A power loss may have cut them, because Spark does not synchronise its files.
     """
     checkpoint, _, name = folder.rpartition("/")
     reader = spark.read.schema("h int").options(**READ_OPTIONS)
@@ -232,9 +229,8 @@ def read_files(
 ) -> DataFrame:
     """Return the rows of new files: task n has the rows of ``files[n]``, in the order in which they were staged.
 
-    Every staged file is read once, and a shuffle brings each row to its task. All pieces of a table partition belong to
-    one new file. Rows are sorted by the partition's columns, as Delta does anyway, then by folder and file, whose names
-    are in the order of micro-batches and tasks. The names of epochs are not, and are left out.
+    All pieces of a table partition belong to one new file. Rows are sorted by the partition's columns, as Delta does
+    anyway, then by folder and file, whose names are in the order of micro-batches and tasks, unlike those of epochs.
     """
     names = hash_names(schema.names)
     pieces = [piece for file in files for piece in file]
@@ -307,11 +303,7 @@ def _fault(before: str, number: Column, after: str) -> Column:
 
 
 def _sum(numbers: list[str]) -> str:
-    """Return the sum of SQL expressions, at most `MOST_ADDED` in a row.
-
-    Spark visits an expression by recursion. Its optimizer makes one chain of additions that follow each other, however
-    they are nested, if one of them is a constant.
-    """
+    """Return the sum of SQL expressions, at most `MOST_ADDED` in a row: Spark visits an expression by recursion."""
     if len(numbers) <= MOST_ADDED:
         return " + ".join(numbers)
     groups = (numbers[start : start + MOST_ADDED] for start in range(0, len(numbers), MOST_ADDED))
@@ -339,8 +331,6 @@ def quoted(name: str) -> Column:
 
 
 class HashNames(NamedTuple):
-    """Names of the two columns that are staged with the rows."""
-
     partition: str
     row: str
 

@@ -128,7 +128,6 @@ class StagingFolder:
                 _synchronise(self.local.parent.parent)
 
     def remove(self, spark: SparkSession, path: str) -> None:
-        """Remove everything at a path below the staging folder. StagingError where the storage fails."""
         with writing(f"the removal of {path}", self.uri):
             if self.local is not None:
                 if (self.local / path).is_file():
@@ -225,7 +224,6 @@ def _parse(path: str, line: str, folder: str) -> LogEntry:
 
 
 def schema_entry(batch_id: int, schema: str | None) -> NewEntry:
-    """Return a note that rows have another schema from this micro-batch."""
     return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
 
 
@@ -246,7 +244,6 @@ def intent_entry(intent: Intent) -> NewEntry:
 
 
 def done_entry(ledger: Ledger) -> NewEntry:
-    """Return the entry for a last intent whose commit was read back."""
     number = ledger.next_drain - 1
     body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
     return f"done={number}", body, False

@@ -101,8 +101,6 @@ def _types(kind: T.DataType, path: str, collations: bool, format: str, is_elemen
 
 
 class Taking(NamedTuple):
-    """How a table takes rows."""
-
     adds: bool = False  # The session lets Delta add columns that the table lacks.
     widens: bool = False  # The table also lets it widen types (``delta.enableTypeWidening``).
 
@@ -193,7 +191,6 @@ class StagedColumns:
 
     @classmethod
     def of(cls, text: str) -> StagedColumns:
-        """Read the text of `text`."""
         body = json.loads(text)
         return cls(T.StructType.fromJson(body), body.get("version", NO_VERSION))
 

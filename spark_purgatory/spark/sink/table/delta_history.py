@@ -54,8 +54,6 @@ def _is_back(rename: TableVersion, other: TableVersion) -> bool:
 
 @dataclass(frozen=True)
 class DeltaHistory(history.History):
-    """The last versions of a Delta table."""
-
     words = history.Words(
         version="version",
         keep="Raise delta.logRetentionDuration",
@@ -90,11 +88,7 @@ class DeltaHistory(history.History):
         return found
 
     def undone(self, version: int) -> history.Undone | None:
-        """Return what removed a version from the table; None if it is still part of it.
-
-        A RESTORE keeps the table's id and Delta's record of transactions, so neither shows it. A later RESTORE may have
-        brought the version back. If a RESTORE names a time, the version counts as gone.
-        """
+        """A later RESTORE may have brought the version back. If a RESTORE names a time, the version counts as gone."""
         for at, entry in self.lineage(self.version).items():
             if entry is None or at <= version:
                 return None

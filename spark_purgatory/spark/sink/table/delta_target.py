@@ -33,10 +33,9 @@ from spark_purgatory.spark.sink.table.history import (
     History,
     TableFacts,
     TableState,
-    TableVersion,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, TableLook, Target, listed
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -72,8 +71,6 @@ class DeltaTarget(Target):
     adding = AUTO_MERGE
     widening = "set its property delta.enableTypeWidening = true, then "
     renaming = "with its property delta.columnMapping.mode = name, "
-    _newest: tuple[TableVersion, ...] = ()  # The newest version at the last look.
-    has_folder = False  # The path existed at the last look, with a table or without.
     _is_small = False  # At the last look it had few files, or there was no table.
 
     @property
@@ -100,22 +97,17 @@ class DeltaTarget(Target):
             rows = spark.sql(f"DESCRIBE HISTORY {self.place} LIMIT {limit}").select(*COLUMNS, at).collect()
             return [row.asDict() for row in rows]
 
-        found = whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
-        self._newest = found.entries[:1]
-        return found
+        return whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
 
-    def state(
-        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
-    ) -> TableState:
-        """If a drain's version is the only one since the look before it, the table is the one that was looked at."""
-        facts, before = self._facts, self._newest
-        if intent is not None and facts is not None and facts.id == intent.table_id:
-            with suppress(AnalysisException):  # The table is gone
-                history = self.history(spark, since)
-                commit = history.entries[0].commit
-                if commit is not None and commit.intent_uuid == intent.uuid and history.entries[1:2] == before:
-                    return TableState(facts, history)
-        return super().state(spark, since, app_id, intent)
+    def state_after(self, spark: SparkSession, looked: TableLook, intent: Intent) -> TableState | None:
+        """The drain's version is the only one since the look before it."""
+        with suppress(AnalysisException):  # The table is gone
+            history = self.history(spark, intent.base_version)
+            commit = history.entries[0].commit if looked.facts and history.entries else None
+            is_next = history.entries[1:2] == looked.history.entries[:1]
+            if commit is not None and commit.intent_uuid == intent.uuid and is_next:
+                return TableState(looked.facts, history)
+        return None
 
     def exists(self, spark: SparkSession) -> bool:
         """A folder without a table does not count."""
@@ -127,7 +119,7 @@ class DeltaTarget(Target):
             reader = reader.option("versionAsOf", version)
         return reader.table(self.table) if self.table else reader.load(str(self.path))
 
-    def described(self, spark: SparkSession) -> TableFacts | None:
+    def facts(self, spark: SparkSession) -> TableFacts | None:
         """Read DESCRIBE DETAIL. TableForgetsError if the table forgets transactions."""
         if (detail := self._detail(spark)) is None:
             return None
@@ -157,7 +149,6 @@ class DeltaTarget(Target):
         )
 
     def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
-        """It is the table's."""
         return history.version
 
     def _renamed(self, facts: TableFacts, history: History, since: int) -> int | None:
@@ -170,20 +161,22 @@ class DeltaTarget(Target):
     def _as_of(self, version: int) -> str:
         return f"ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{version}')"
 
-    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+    def append(
+        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+    ) -> None:
         """Delta skips the transaction if it has one of the app id with this number, or a later one."""
-        metadata = mark(app_id, number, intent_uuid)
-        if self._written is not None:
-            rows = with_types(rows, self._written)
+        metadata, facts = mark(app_id, number, intent_uuid), looked.facts
+        if looked.types is not None:
+            rows = with_types(rows, looked.types)
         writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
         writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
-        if self.partition_by and (self._facts is None or self._facts.partition_by == self.partition_by):
+        if self.partition_by and (facts is None or facts.partition_by == self.partition_by):
             # Otherwise their case differs, or Delta computes some: without names it takes the table's own.
             # Spark parses them by name, and takes them as they are by path.
             writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
         # A write that creates a table by name reads it from the session only, where other threads' writes find it, too.
-        named = {USER_METADATA: metadata} if self.table and self._facts is None else {}
-        with settings(rows.sparkSession, named | self._zone(rows) | self._lean(rows.sparkSession)):
+        named = {USER_METADATA: metadata} if self.table and facts is None else {}
+        with settings(rows.sparkSession, named | self._zone(rows, facts) | self._lean(rows.sparkSession)):
             if self.table:
                 writer.saveAsTable(self.table)
             else:
@@ -201,15 +194,16 @@ class DeltaTarget(Target):
                 f"so: {self._as_of(version)}, and start again"
             )
 
-    def taking(self, spark: SparkSession) -> Taking:
+    def taking(self, spark: SparkSession, facts: TableFacts) -> Taking:
         """The session lets Delta add columns, and the table lets it widen types."""
         adds = spark.conf.get(AUTO_MERGE, "false") == "true"
-        return Taking(adds, widens=adds and self._facts is not None and TYPE_WIDENING in self._facts.features)
+        return Taking(adds, widens=adds and TYPE_WIDENING in facts.features)
 
-    def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
+    def unfit(
+        self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str], facts: TableFacts | None
+    ) -> Iterable[str]:
         """Apply Delta's rules, and the session's defaults for a new table."""
-        by_default = default(spark, COLUMN_MAPPING) != "none"
-        is_mapped = by_default if self._facts is None else self._facts.is_mapped
+        is_mapped = default(spark, COLUMN_MAPPING) != "none" if facts is None else facts.is_mapped
         collations = spark.conf.get(CHECKS_TYPES, "true") == "false"
         return unfit(rows, partition_by, is_mapped=is_mapped, collations=collations)
 
@@ -221,8 +215,7 @@ class DeltaTarget(Target):
                 "have that property, and after that time take rows a second time. Nothing was started. Unset it"
             )
         if place is not None:
-            is_there = self.has_folder if self.path else None
-            check_place(spark, str(self), place, is_there, was_begun)
+            check_place(spark, str(self), place, by_name=not self.path, was_begun=was_begun)
 
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
@@ -241,9 +234,8 @@ class DeltaTarget(Target):
             special = special_columns(spark, self.sql_place, there.names, rows.names)
         return there, version, special
 
-    def _zone(self, rows: DataFrame) -> dict[str, str]:
+    def _zone(self, rows: DataFrame, facts: TableFacts | None) -> dict[str, str]:
         """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""
-        facts = self._facts
         folders = {name.lower() for name in (facts.partition_by if facts else self.partition_by)}
         times = {field.name.lower() for field in rows.schema.fields if isinstance(field.dataType, T.TimestampType)}
         computes = facts is not None and not COMPUTING.isdisjoint(facts.features)
@@ -264,7 +256,6 @@ class DeltaTarget(Target):
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise
             raise ConfigError(f"table {self} is a view: name a table, or one that does not exist yet") from None
-        self.has_folder = row is not None
         files = 0 if row is None or row["format"] != "delta" else row["numFiles"]
         self._is_small = files is not None and files <= SMALL_TABLE
         if row is None or row["format"] == "delta":
@@ -351,15 +342,13 @@ def check_name(spark: SparkSession, table: str, drains: int = 0, app_id: str | N
         check_known(spark, name, place, drains, app_id)
 
 
-def check_place(spark: SparkSession, target: str, place: str, is_there: bool | None, was_begun: bool) -> None:
+def check_place(spark: SparkSession, target: str, place: str, *, by_name: bool, was_begun: bool) -> None:
     """Raise ConfigError or StorageError if the table cannot be created in its place.
 
-    ``is_there``: the folder of a table by path exists; None for a table by name. ``was_begun``: the first drain was
-    begun, and may have been killed before it created the table.
+    ``was_begun``: the first drain was begun, and may have been killed before it created the table.
     """
     try:
-        by_name = is_there is None
-        there = described(spark, sql_text(place)) is not None if by_name else is_there
+        there = described(spark, sql_text(place)) is not None
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
         if files and was_begun and by_name:  # Delta makes a table by name in an empty folder only.
             raise ConfigError(

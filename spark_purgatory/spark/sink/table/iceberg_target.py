@@ -39,7 +39,7 @@ from spark_purgatory.spark.sink.table.history import (
     Words,
 )
 from spark_purgatory.spark.sink.table.table_place import SESSION_CATALOG, name_parts, sql_name
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, TableLook, Target
 from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -105,7 +105,6 @@ class SnapshotHistory(History):
         return Undone(f"rolled back to snapshot {self.version}, or replaced", self.version)
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
-        """Include the drain that is proven."""
         proven = {} if self.proven is None else {self.proven.number: self.proven}
         return {**proven, **super().drains(app_id)}
 
@@ -166,7 +165,7 @@ class IcebergTarget(Target):
             f"catalog, and {has}. They cannot be set in a running session"
         )
 
-    def described(self, spark: SparkSession) -> TableFacts | None:
+    def facts(self, spark: SparkSession) -> TableFacts | None:
         """Read DESCRIBE. ``partition_by`` lacks columns with a transform: the sink groups rows by the others."""
         if not self.is_known(spark):
             return None
@@ -186,7 +185,6 @@ class IcebergTarget(Target):
         return TableFacts("", detail.get("Location") or "", partition_by, properties=properties)
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
-        """Read every snapshot that the table has."""
         self.refresh(spark)
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
         found = spark.table(f"{self.table}.refs").collect()
@@ -257,13 +255,14 @@ class IcebergTarget(Target):
         return reader.table(str(self.table))
 
     def file_sizes(self, spark: SparkSession) -> list[int]:
-        """Read them from its metadata."""
         return sorted(row[0] for row in spark.sql(f"SELECT file_size_in_bytes FROM {self.table}.data_files").collect())
 
-    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+    def append(
+        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+    ) -> None:
         """Write to the branch, unless this intent was written there before."""
         spark, branch = rows.sparkSession, branch_of(app_id)
-        if self._facts is None:
+        if looked.facts is None:
             self._create(rows)
         history = self.history(spark)
         if history.written(intent_uuid) is None:
@@ -271,13 +270,13 @@ class IcebergTarget(Target):
             if branch not in history.refs or history.version not in (NO_VERSION, history.refs[branch]):
                 self._move(spark, branch, history.version)
             mark = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
+            rows = rows if looked.types is None else self._fitted(rows, looked.types)
             self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
             self._written_by_us = intent_uuid
 
-    def publish(self, spark: SparkSession, intent_uuid: str) -> None:
-        """Pick the intent's snapshot into the table."""
+    def publish(self, spark: SparkSession, intent_uuid: str, facts: TableFacts | None) -> None:
         written = self.history(spark).written(intent_uuid)
-        if self._facts is not None and SAYS + intent_uuid in self._facts.properties:
+        if facts is not None and SAYS + intent_uuid in facts.properties:
             self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
         self._pick(spark, written)
         self._picked = intent_uuid
@@ -290,13 +289,15 @@ class IcebergTarget(Target):
         creator = rows.limit(0).writeTo(str(self.table)).using("iceberg")
         (creator.partitionedBy(*names) if names else creator).create()
 
+    def _fitted(self, rows: DataFrame, types: T.StructType) -> DataFrame:
+        rows = with_types(rows, types)
+        if rows.sparkSession.version.startswith("4.0"):  # It does not fill in columns that rows lack.
+            has = set(map(str.lower, rows.columns))
+            lacks = [field for field in self.read(rows.sparkSession).schema if field.name.lower() not in has]
+            rows = rows.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in lacks))
+        return rows
+
     def _write(self, rows: DataFrame, branch: str, mark: Mapping[str, str], file_bytes: int) -> None:
-        if self._written is not None:
-            rows = with_types(rows, self._written)
-            if rows.sparkSession.version.startswith("4.0"):  # It does not fill in columns that rows lack.
-                has = set(map(str.lower, rows.columns))
-                lacks = [field for field in self.read(rows.sparkSession).schema if field.name.lower() not in has]
-                rows = rows.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in lacks))
         options = {
             **{f"snapshot-property.{name}": value for name, value in mark.items()},
             # Each task has the rows of one file, or of table partitions that the sink cannot compute.
@@ -370,8 +371,9 @@ class IcebergTarget(Target):
     def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:
         return order_of(rows, there)
 
-    def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
-        """Any name works."""
+    def unfit(
+        self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str], facts: TableFacts | None
+    ) -> Iterable[str]:
         return unfit(rows, partition_by, is_mapped=True, format=self.format)
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:

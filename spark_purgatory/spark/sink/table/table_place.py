@@ -21,7 +21,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.places import Place
 from spark_purgatory.errors import MAX_SAID, START_OVER, ConfigError, StagingError, StorageError, sentence_of
 from spark_purgatory.spark.storage.checkpoint_files import Damage
-from spark_purgatory.spark.storage.storage_access import absolute, back_ticked, beside, literal, write_line
+from spark_purgatory.spark.storage.storage_access import absolute, back_ticked, in_checkpoint, literal, write_line
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     write = partial(write_line, spark, claim_path(checkpoint), json.dumps(ours))
     try:
         write("ignore")
-        wanted = beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
+        wanted = in_checkpoint(literal(checkpoint.rstrip("/")), "metadata", "commits", "staging/log", anchor=CLAIM)
         files = spark.read.option("recursiveFileLookup", "true").text(wanted).inputFiles()
         has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)

@@ -34,6 +34,15 @@ class SpecialColumns(NamedTuple):
     closed: frozenset[str] = frozenset()  # The stream has them, but they take no values (IDENTITY).
 
 
+class TableLook(NamedTuple):
+    """The table as it was when it was looked at for a drain."""
+
+    facts: TableFacts | None
+    history: History
+    columns: str  # Those of the rows in the form of the staging log, with their names of then.
+    types: T.StructType | None = None  # Types of the table to cast the rows to; None: as they are.
+
+
 class Target(ABC):
     format: ClassVar[str]  # Its name in texts.
     no_history: ClassVar[History]  # The history of a table that does not exist.
@@ -45,8 +54,6 @@ class Target(ABC):
     def __init__(self, options: SinkOptions) -> None:
         self.path, self.table = options.path, options.table
         self.partition_by = options.names_of("partition_by")
-        self._facts: TableFacts | None = None  # Of the last look; None if there was no table.
-        self._written: T.StructType | None = None  # The columns of the rows to write next, with the table's types.
 
     def __str__(self) -> str:
         return without_login(str(self.table or self.path))
@@ -60,11 +67,10 @@ class Target(ABC):
         """Raise ConfigError if the session lacks what the format needs."""
 
     def exists(self, spark: SparkSession) -> bool:
-        """Return True if the table exists."""
         return self.is_known(spark)
 
     @abstractmethod
-    def described(self, spark: SparkSession) -> TableFacts | None:
+    def facts(self, spark: SparkSession) -> TableFacts | None:
         """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
 
     @abstractmethod
@@ -101,10 +107,12 @@ class Target(ABC):
         return self.history(spark, min(versions, default=None))
 
     @abstractmethod
-    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+    def append(
+        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+    ) -> None:
         """Write rows in one transaction, with the mark of a drain. ``max_file_rows`` of 0 is no limit."""
 
-    def publish(self, spark: SparkSession, intent_uuid: str) -> None:  # noqa: B027
+    def publish(self, spark: SparkSession, intent_uuid: str, facts: TableFacts | None) -> None:  # noqa: B027
         """Add what `append` has written to the table, if the format `publishes`."""
 
     def check_written(self, state: TableState, before: int, version: int) -> None:  # noqa: B027
@@ -113,12 +121,14 @@ class Target(ABC):
     def refresh(self, spark: SparkSession) -> None:  # noqa: B027
         """Let the session see what other sessions have committed."""
 
-    def taking(self, spark: SparkSession) -> Taking:
+    def taking(self, spark: SparkSession, facts: TableFacts) -> Taking:
         """Return how the table takes rows in this session."""
         return Taking()
 
     @abstractmethod
-    def unfit(self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str]) -> Iterable[str]:
+    def unfit(
+        self, spark: SparkSession, rows: T.StructType, partition_by: Sequence[str], facts: TableFacts | None
+    ) -> Iterable[str]:
         """Return the reasons why the table, or a new one, cannot hold such rows."""
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:  # noqa: B027
@@ -138,11 +148,6 @@ class Target(ABC):
         none. Raises SchemaMismatchError, StorageError.
         """
 
-    def facts(self, spark: SparkSession) -> TableFacts | None:
-        """Return the table's facts, None without a table. Raises TableForgetsError, ConfigError."""
-        self._facts = self.described(spark)
-        return self._facts
-
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
         """Return the error for other partition columns than the table's."""
         return ConfigError(
@@ -152,6 +157,10 @@ class Target(ABC):
 
     def keep(self, spark: SparkSession, app_id: str, version: int) -> None:  # noqa: B027
         """Keep the version of the query's last drain from expiry, if the format needs that."""
+
+    def state_after(self, spark: SparkSession, looked: TableLook, intent: Intent) -> TableState | None:
+        """Return the table if nothing but the intent's commit has changed it; None if that does not show at once."""
+        return None
 
     def state(
         self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
@@ -163,13 +172,10 @@ class Target(ABC):
         facts = self.facts(spark)
         return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
-    def check(
-        self, spark: SparkSession, table_id: str | None, schema: str, since: int | None
-    ) -> tuple[TableState, str]:
-        """Check before a drain that the table has the id ``table_id`` and takes the columns.
+    def check(self, spark: SparkSession, table_id: str | None, schema: str, since: int | None) -> TableLook:
+        """Check before a drain that the table has the id ``table_id`` and takes the columns of ``schema``.
 
-        ``schema``: the columns in the form of the staging log (`StagedColumns`). Returns the table with all versions
-        from ``since``, and the columns with their names as of its last one.
+        Returns the table with all versions from ``since``.
         """
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
@@ -178,23 +184,21 @@ class Target(ABC):
                 f"table {self} {what}. Nothing was written, and staged rows wait. Bring the table back "
                 f"(RESTORE, or from a copy), or {START_OVER}"
             )
-        self._written = None
         if facts is None:
-            return TableState(None, self.no_history), schema
+            return TableLook(None, self.no_history, schema)
         # The columns first: the history then shows a rename in between.
         columns, there = StagedColumns.of(schema), self.read(spark).schema
         history = self.history_of_names(spark, columns, facts, since)
         self.check_names(columns, facts, there, history)
         if not _is_partitioned_by(self.partition_by, facts):
             raise self.partitioned_otherwise(self.partition_by, facts)
-        self.check_columns(spark, there, columns.rows)
-        self._written = fitted_columns(columns.rows, there)
+        self.check_columns(spark, facts, there, columns.rows)
         named = replace(columns, version=self.names_version(columns.rows, there, history))
-        return TableState(facts, history), named.text
+        return TableLook(facts, history, named.text, fitted_columns(columns.rows, there))
 
-    def folders_of(self, rows: T.StructType) -> list[str]:
+    def folders_of(self, rows: T.StructType, facts: TableFacts | None) -> list[str]:
         """Return those of the rows' columns that partition the table."""
-        folders = (self._facts and self._facts.partition_by) or self.partition_by
+        folders = (facts and facts.partition_by) or self.partition_by
         return [name for name in folders if name in rows.names]
 
     def is_known(self, spark: SparkSession) -> bool:
@@ -208,9 +212,9 @@ class Target(ABC):
                 "than letters a to z, digits and _"
             ) from None
 
-    def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
+    def check_columns(self, spark: SparkSession, facts: TableFacts, there: T.StructType, staged: T.StructType) -> None:
         """Raise SchemaMismatchError if the table does not take rows of such columns."""
-        taking, or_adding = self.taking(spark), f", or set {self.adding}=true" if self.adding else ""
+        taking, or_adding = self.taking(spark, facts), f", or set {self.adding}=true" if self.adding else ""
         known = {field.name.lower(): field for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
         strange = [] if taking.adds else [field.name for field in new]
@@ -232,8 +236,7 @@ class Target(ABC):
         faults = []
         if strange:
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
-            may_be_renamed = self._facts is not None and self._facts.may_be_renamed
-            run = "Rename a column back that had such a name, or run" if may_be_renamed else "Run"
+            run = "Rename a column back that had such a name, or run" if facts.may_be_renamed else "Run"
             adding = f"{run} ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
             faults.append((f"lacks {', '.join(strange)}", adding))
         strange_types = other(taking._replace(widens=True))
