@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
-from spark_purgatory.job.summary import NOTHING_LOST, JobTally, Summary, summarise, sums_of, verdict
+from spark_purgatory.job.summary import NOTHING_LOST, JobTally, Summary, files_line, summarise, sums_of, verdict
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.pending import Gauges, counted, pending_in
 from spark_purgatory.spark.checkpoint.shard_states import shard_states
@@ -36,22 +36,10 @@ from spark_purgatory.version import LOOKS_WRONG, __version__
 
 TRIES = 3
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
-BOUNDS_MS = (  # Between the bars of pictures of ages and waits that range widely
+BOUNDS_MS = (  # Between the bars of pictures of ages and waits
     *(SECOND, 10 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
     *(DAY, 3 * DAY, 7 * DAY, 30 * DAY, 365 * DAY),
 )
-STEPS_MS = tuple(  # Widths of the bars of a narrow range
-    times * unit
-    for unit, several in (
-        (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
-        (SECOND, (1, 2, 5, 10, 15, 30)),
-        (MINUTE, (1, 2, 5, 10, 15, 30)),
-        (HOUR, (1, 2, 3, 6, 12)),
-        (DAY, (1, 2, 5, 10, 30, 100, 1000, 10_000, 10_000_000)),
-    )
-    for times in several
-)
-BARS, FEW_BOUNDS = 10, 4
 NEWER = -1  # The bin of negative values: of ages, operations that were created after the watermark
 REASONS_SHOWN = ROWS_SHOWN = 10
 OF_WAITING = ["report_age_ms", "report_remaining_ms", "report_criterion"]
@@ -76,11 +64,10 @@ class Report:
     in_table: int
     gauges: Gauges
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)  # By status, then by hour since 1970
-    # Outcomes by status, pending operations; then by bin: the number of the column's ``bounds_ms`` at or below, `NEWER`
+    # Outcomes by status, pending operations; then by bin: the number of `BOUNDS_MS` at or below, or `NEWER`
     waits: dict[str, dict[int, int]] = field(default_factory=dict)
     ages: dict[int, int] = field(default_factory=dict)
     remaining: dict[int, int] = field(default_factory=dict)
-    bounds_ms: dict[str, tuple[int, ...]] = field(default_factory=dict)
     criteria: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)  # REJECTED operations by reason, the most frequent first
     ends_next: tuple[EndsNext, ...] = ()  # The operations whose deadlines come first; empty if no rows were asked for
@@ -116,7 +103,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     found, received, decided = counted(states)
     waits = pending_in(spark, states, OF_WAITING + OF_ROWS * rows, "report_").persist()  # Decoded once
     try:
-        (ages, remaining, criteria), bounds_ms = _of_pending(waits)
+        ages, remaining, criteria = _of_pending(waits)
         ends_next, missed = _rows_of_pending(waits) if rows else ((), {})
     finally:
         waits.unpersist()
@@ -124,8 +111,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     file_bytes = [] if written is None else opened(with_format(spark, sink.options)).file_sizes(spark)
     tally = JobTally(received, decided, criteria.total())
     summary = summarise(table, tally, file_bytes, prefix)
-    bounds_ms["wait_ms"] = bounds_of(min(summary.ends_ms, default=0), max(summary.ends_ms, default=0))
-    by = _of_table(table, prefix, bounds_ms["wait_ms"])
+    by = _of_table(table, prefix)
     reasons = sorted(by["reason"].get("REJECTED", {}).items(), key=lambda each: (each[1], each[0]), reverse=True)
     last = committed_batches(spark, checkpoint)
     return Report(
@@ -140,7 +126,6 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         waits=by["wait"],
         ages=ages,
         remaining=remaining,
-        bounds_ms=bounds_ms,
         criteria=criteria,
         reasons=dict(reasons[:REASONS_SHOWN]),
         ends_next=ends_next,
@@ -150,24 +135,23 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     )
 
 
-def _of_pending(waits: DataFrame) -> tuple[list[Counter[Any]], dict[str, tuple[int, ...]]]:
-    """Count what waits by the bins of its age and of its time left, and by criterion; also return the bins' bounds."""
-    ends = waits.agg(*(F.array_compact(F.array(F.min(name), F.max(name))) for name in OF_WAITING[:2])).first() or ()
-    bounds = [bounds_of(*each) if each else () for each in ends]
-    bins = [_bin(F.col(name), each) for name, each in zip(OF_WAITING, bounds, strict=False)]
+def _of_pending(waits: DataFrame) -> list[Counter[Any]]:
+    """Count what waits by the bins of its age and of its time left, and by criterion."""
     counts: list[Counter[Any]] = [Counter(), Counter(), Counter()]
-    for *found, count in waits.groupBy(*bins, OF_WAITING[2]).count().collect():
+    for *found, count in (
+        waits.groupBy(*(_bin(F.col(name)) for name in OF_WAITING[:2]), OF_WAITING[2]).count().collect()
+    ):
         for at, into in zip(found, counts, strict=True):
             into.update({} if at is None else {at: count})
-    return counts, {"age_ms": bounds[0], "remaining_ms": bounds[1]}
+    return counts
 
 
-def _of_table(table: DataFrame, prefix: str, bounds_ms: tuple[int, ...]) -> dict[str, dict[str, dict[Any, int]]]:
+def _of_table(table: DataFrame, prefix: str) -> dict[str, dict[str, dict[Any, int]]]:
     """Count the outcomes by status, each by its hour, by the bin of its wait, and by the reason if it was REJECTED."""
     status, resolved, wait, reason = (F.col(prefix + name) for name in ("status", "resolved_at", "wait_ms", "reason"))
     by = {
         "hour": F.floor(F.unix_millis(resolved) / HOUR),
-        "wait": _bin(wait, bounds_ms),
+        "wait": _bin(wait),
         "reason": F.when(status == "REJECTED", reason),
     }
     pairs = (F.struct(F.lit(name).alias("by"), column.cast("string").alias("at")) for name, column in by.items())
@@ -186,20 +170,10 @@ def _rows_of_pending(waits: DataFrame) -> tuple[tuple[EndsNext, ...], dict[str, 
     return tuple(EndsNext(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
 
 
-def _bin(column: Column, bounds_ms: tuple[int, ...]) -> Column:
-    """Return the number of bounds at or below a value, `NEWER` below 0."""
-    count = sum(((column >= bound).cast("int") for bound in bounds_ms), F.lit(0))
+def _bin(column: Column) -> Column:
+    """Return the number of `BOUNDS_MS` at or below a value, `NEWER` below 0."""
+    count = sum(((column >= bound).cast("int") for bound in BOUNDS_MS), F.lit(0))
     return F.when(column < 0, NEWER).when(column.isNotNull(), count)
-
-
-def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
-    """Bounds between the bars of values in this range: those of `BOUNDS_MS` within it if several, else equal steps."""
-    least_ms, most_ms = max(0, least_ms), max(0, most_ms)
-    inside = tuple(bound for bound in BOUNDS_MS if least_ms < bound <= most_ms)
-    if len(inside) >= FEW_BOUNDS:
-        return inside
-    step_ms = next(step for step in STEPS_MS if (most_ms - least_ms) / step <= BARS or step == STEPS_MS[-1])
-    return tuple(range((least_ms // step_ms + 1) * step_ms, most_ms + 1, step_ms))
 
 
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
@@ -212,7 +186,6 @@ def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
 
 HOURS_SHOWN = 72  # Most bars of the picture of outcomes over time
 FEW_BARS = 24  # Most bars that have room for a number on each
-FEW_FILES = 8  # Most files for which a sentence is clearer than a picture
 STILL = 3  # Micro-batches with one watermark, after which it is said to stand
 COLOURS = {  # In the order in which statuses are stacked and listed; the dashboard has the same
     "COMPLETED": "#2e7d32",
@@ -249,16 +222,16 @@ def page(report: Report) -> str:
             [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next],
         ),
         _table(("key missed most", "operations"), _counts(report.missed)),
-        _binned(report, "remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
-        _binned(report, "age_ms", report.ages, "Waiting by age, from the watermark"),
+        _binned("remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
+        _binned("age_ms", report.ages, "Waiting by age, from the watermark"),
         _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
         "<h2>Over time</h2>",
         _picture(_clock, begun, "Watermark of the last micro-batches (UTC)"),
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
-        _binned(report, "wait_ms", _in_order(report.waits), "How long operations waited"),
+        _binned("wait_ms", _in_order(report.waits), "How long operations waited"),
         _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         "<h2>Table and state</h2>",
-        _files_text(report),
+        f"<p>{files_line(report.summary.file_bytes)}.</p>",
         _facts(report),
         f"<p class='sub'>If something looks wrong: <a href='{LOOKS_WRONG}'>what to look at</a>. "
         f"Written by spark_purgatory {__version__}.</p></main></body></html>\n",
@@ -320,35 +293,22 @@ def _tiles(report: Report) -> str:
 def _next_to_expire(report: Report) -> str:
     within = range(min(report.remaining, default=0), max(report.remaining, default=-1) + 1)
     counts = accumulate(report.remaining.get(at, 0) for at in within)
-    moved = ["nothing: they are due" if at == NEWER else _bound(at, report.bounds_ms["remaining_ms"]) for at in within]
+    moved = ["nothing: they are due" if at == NEWER else _bound(at) for at in within]
     rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
     return _table(("if the watermark moves by", "have expired, unless events come"), rows)
 
 
-def _bound(at: int, bounds_ms: Sequence[int]) -> str:
-    if at == len(bounds_ms):
+def _bound(at: int) -> str:
+    if at == len(BOUNDS_MS):
         return "more"
-    units = (("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1))
-    return next(f"{bounds_ms[at] // size:,} {unit}" for unit, size in units if not bounds_ms[at] % size)
+    units = (("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND))
+    return next(f"{BOUNDS_MS[at] // size:,} {unit}" for unit, size in units if not BOUNDS_MS[at] % size)
 
 
-def _bin_name(at: int, column: str, bounds_ms: Sequence[int]) -> str:
+def _bin_name(at: int, column: str) -> str:
     if at == NEWER:
         return BELOW_ZERO[column]
-    if not bounds_ms:
-        return "all"
-    return f"< {_bound(at, bounds_ms)}" if at < len(bounds_ms) else f">= {_bound(at - 1, bounds_ms)}"
-
-
-def _files_text(report: Report) -> str:
-    sizes = report.summary.file_bytes
-    if len(sizes) > FEW_FILES:
-        powers = Counter(max(0, (size - 1).bit_length()) for size in sizes)
-        bins = range(min(powers), max(powers) + 1)
-        draw = partial(_stacked, bins=bins, names=[f"<= {readable_bytes(2.0**power)}" for power in bins], what="files")
-        return _picture(draw, {"": powers}, "Files of the table by size")
-    files = "1 file" if len(sizes) == 1 else f"{len(sizes) or 'no'} files"
-    return f"<p>The table has {files}{': ' if sizes else ''}{', '.join(map(readable_bytes, sizes))}.</p>"
+    return f"< {_bound(at)}" if at < len(BOUNDS_MS) else f">= {_bound(at - 1)}"
 
 
 def _facts(report: Report) -> str:
@@ -419,13 +379,13 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     _stacked(axes, grouped, groups, names, what="outcomes", every=-(-len(groups) // 7))
 
 
-def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> str:
+def _binned(column: str, data: dict[Any, Any], title: str) -> str:
     by_status = {"": data} if data and isinstance(next(iter(data.values())), int) else data
     at = [each for counts in by_status.values() for each in counts]
     if not at:
         return ""
     bins = range(min(at), max(at) + 1)
-    names = [_bin_name(each, column, report.bounds_ms[column]) for each in bins]
+    names = [_bin_name(each, column) for each in bins]
     what = "operations" if "" in by_status else "outcomes"
     return _picture(partial(_stacked, bins=bins, names=names, what=what), by_status, title)
 

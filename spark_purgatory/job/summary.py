@@ -6,7 +6,7 @@ The check compares the rows of the table with what the operator's state in the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -42,7 +42,6 @@ class Summary:
     waits_ms: dict[str, list[int]]
     file_bytes: list[int]
     tally: JobTally
-    ends_ms: list[int] = field(default_factory=list)  # The shortest and the longest wait of each status
     staged: int = 0  # The outcomes among them that wait for their file
     removed: int | None = 0  # Rows that others have removed from the table; None if its history does not show it
 
@@ -65,12 +64,11 @@ class Summary:
 
 def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
     """Count the table's outcomes; ``prefix`` is the prefix of their columns."""
-    waits = F.percentile_approx(f"{prefix}wait_ms", [*WAIT_PERCENTILES, 0.0, 1.0], 10_000)
+    waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
     rows = sorted(counts.collect(), key=lambda row: -row["n"])
     waits_ms = {row["status"]: list(row["w"]) for row in rows if row["w"] is not None}
-    ends_ms = [end for waits in waits_ms.values() for end in (waits.pop(), waits.pop())]
-    return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally, ends_ms)
+    return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally)
 
 
 def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:
@@ -86,7 +84,7 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
     console.print(table)
     if orphans := summary.by_status.get("ORPHAN"):
         say(console, f"Also {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
-    say(console, _files_line(summary.file_bytes))
+    say(console, files_line(summary.file_bytes))
     tally, outcomes = summary.tally, summary.outcomes
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
     if summary.staged:
@@ -146,7 +144,7 @@ def verdict(summary: Summary) -> str:
     return f"{NOTHING_LOST}: others have removed {-more:,} rows of the table" if summary.removed == -more else WRONG_SUM
 
 
-def _files_line(file_bytes: list[int]) -> str:
+def files_line(file_bytes: list[int]) -> str:
     count = len(file_bytes)
     if count < 2:
         return f"Files: 1 of {readable_bytes(file_bytes[0])}" if file_bytes else "Files: none"

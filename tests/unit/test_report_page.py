@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.job.report import COLOURS, NEWER, Report, bounds_of, page
+from spark_purgatory.job.report import COLOURS, NEWER, Report, page
 from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import JobTally, Summary
 from spark_purgatory.spark.checkpoint.pending import Gauges
@@ -42,7 +42,6 @@ def report(**changes: Any) -> Report:
         waits={"EXPIRED": {3: 40}, "COMPLETED": {1: 60}},
         ages={NEWER: 12, 1: 18},
         remaining={1: 10, 3: 20},
-        bounds_ms=dict.fromkeys(("wait_ms", "age_ms", "remaining_ms"), (1000, 10_000, 60_000, 300_000)),
         criteria={"any_key": 30},
         history=tuple(MicroBatch(n, AT + n, AT - 9 + n) for n in range(10)),
     )
@@ -102,20 +101,3 @@ def test_a_query_of_a_slow_trigger_is_not_late_within_three_of_its_intervals() -
     late = page(report(history=slow, made_ms=AT + 1_900_000))
     assert "verdict warn'><b>The last micro-batch began 41.7 min ago</b>" in late and "every 10.0 min." in late
     assert "is not committed" in page(report(history=(*slow, MicroBatch(10, AT, AT))))
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "bounds"),
-    [
-        (
-            0,
-            86_400_000,
-            (1000, 10_000, 60_000, 300_000, 900_000, 1_800_000, *(3_600_000 * h for h in (1, 3, 6, 12, 24))),
-        ),
-        (1_500_000, 2_100_000, tuple(60_000 * minute for minute in range(26, 36))),
-        (7, 7, ()),
-        (400 * 86_400_000, 4000 * 86_400_000, tuple(1000 * 86_400_000 * n for n in (1, 2, 3, 4))),
-    ],
-)
-def test_bars_follow_the_range_of_what_they_show(least: int, most: int, bounds: tuple[int, ...]) -> None:
-    assert bounds_of(least, most) == bounds
