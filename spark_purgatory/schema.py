@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
-from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
+from spark_purgatory.core.spec.codes import STATUSES, EventRejection, OperationRejection, Status
 
 OUTCOME_COLUMNS = tuple(field.name for field in OUTCOME_FIELDS)
 """Columns after the operation's own, in this order."""
@@ -20,14 +20,11 @@ EVENT_REJECTIONS = tuple(each.name.lower() for each in EventRejection if each)
 
 Two also count events that are not rejected: ``foreign_key`` always, and ``bad_value`` with ``by_row``.
 """
+DECIDED = tuple(name.lower() for name in STATUSES[: Status.ORPHAN])
+"""Statuses of operations in the names of counters."""
 COUNTERS = (
     "received",
-    "completed",
-    "expired",
-    "failed",
-    "cancelled",
-    "duplicate",
-    "rejected",
+    *DECIDED,
     "events_received",
     "events_rejected",
     "events_late",

@@ -33,7 +33,7 @@ from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.placement import too_many
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.delta_target import DEFAULTS, FORGETS, DeltaTarget
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
@@ -58,7 +58,6 @@ def session_findings(spark: SparkSession) -> Iterator[Finding]:
     yield from worker_findings(spark)
     yield delta_finding(spark)
     yield iceberg_finding(spark)
-    yield transactions_finding(spark)
     yield from setting_findings(spark)
 
 
@@ -166,13 +165,6 @@ def iceberg_finding(spark: SparkSession) -> Finding:
         return Finding("Iceberg", "in this session")
     found = iceberg_package(spark.version) or f"there is none for Spark {spark.version} yet"
     return note("Iceberg", f"not in this session; its package: {found}")
-
-
-def transactions_finding(spark: SparkSession) -> Finding:
-    name = DEFAULTS + FORGETS.removeprefix("delta.")
-    value = spark.conf.get(name, None)
-    found = f"{name} = {value}" if value else "their properties have no default that ends it"
-    return Finding("new tables keep transactions", found, f"unset {name}" if value else "")
 
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:

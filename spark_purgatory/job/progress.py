@@ -19,13 +19,13 @@ from rich.text import Text
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.metrics.progress import batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.schema import DECIDED
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
-STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")  # As the counters name them
 FRAMES_PER_SECOND = 4
 STOPPING = "stopping within 10 s, then a drain"
 
@@ -42,7 +42,7 @@ class Totals:
     def add(self, counters: dict[str, Any]) -> None:
         self.counted.update(counters.pop("rejections", None) or {})
         self.counted.update({name: count or 0 for name, count in counters.items()})
-        decided = {status: count for status in STATUSES if (count := counters.get(status.lower()))}
+        decided = {name.upper(): count for name in DECIDED if (count := counters.get(name))}
         self.batches += 1
         self.pending += (counters.get("received") or 0) - sum(decided.values())
         self.by_status.update(decided)

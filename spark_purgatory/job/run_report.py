@@ -14,9 +14,8 @@ from spark_purgatory.errors import PurgatoryError, sentence_of
 from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.progress import Query, Totals
 from spark_purgatory.job.summary import Summary
+from spark_purgatory.schema import DECIDED
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
-
-STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")
 
 
 class ExitCode(IntEnum):
@@ -97,7 +96,7 @@ class RunReport:
             "last_micro_batch": self.last_micro_batch,
             "operations_received": counted["received"],
             "events_received": counted["events_received"],
-            "outcomes": {name: counted[name] for name in STATUSES if counted[name]},
+            "outcomes": {name: counted[name] for name in DECIDED if counted[name]},
             "operations_late": counted["operations_late"],
             "events_late": counted["events_late"],
             "events_rejected": counted["events_rejected"],

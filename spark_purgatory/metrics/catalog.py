@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
+from spark_purgatory.schema import DECIDED, EVENT_REJECTIONS, REJECTIONS
 
 PREFIX = "spark_purgatory_"  # before each name in Prometheus and OpenTelemetry
 
@@ -28,10 +28,9 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-STATUS = (("status", ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")),)
 METRICS: tuple[Metric, ...] = (
     Metric("operations_received_total", "operations", "Operations that arrived."),
-    Metric("outcomes_total", "operations", "Operations that got their outcome.", labels=STATUS),
+    Metric("outcomes_total", "operations", "Operations that got their outcome.", labels=(("status", DECIDED),)),
     Metric("rejected_total", "operations", "REJECTED operations by reason.", labels=(("reason", REJECTIONS),)),
     Metric("events_received_total", "events", "Events that arrived."),
     Metric("events_late_total", "events", "Events that arrived with a time at or before the watermark."),
