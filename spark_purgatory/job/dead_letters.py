@@ -14,9 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, without_login
-from spark_purgatory.job.avro_schemas import schemas_of
 from spark_purgatory.job.job_config import DeadLetters, JobConfig
-from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
+from spark_purgatory.job.kafka_values import avro_reason, records_of, schemas_of, text_of
 from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint

@@ -30,7 +30,7 @@ from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import DeltaSource, KafkaSource
 from spark_purgatory.job.sources import newest_version, purgatory_of, read_input
 from spark_purgatory.job.status import instant
-from spark_purgatory.job.table_changes import REBUILD
+from spark_purgatory.job.summary import REBUILD
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.heartbeat import NEWEST
 from spark_purgatory.spark.operator.inputs import instant_ms

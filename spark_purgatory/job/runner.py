@@ -27,14 +27,20 @@ from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.last_run import nothing_new, table_version_of, write_last_run
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
-from spark_purgatory.job.rows_text import MICROSECONDS
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
-from spark_purgatory.job.sources import outcomes_of
+from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import JobTally, Summary, print_summary, summarise, topic_line, warnings_of
-from spark_purgatory.job.table_changes import removed_rows
+from spark_purgatory.job.summary import (
+    JobTally,
+    Summary,
+    print_summary,
+    removed_rows,
+    summarise,
+    topic_line,
+    warnings_of,
+)
 from spark_purgatory.spark.checkpoint.pending import counted
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint, shard_states
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start

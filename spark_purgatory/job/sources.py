@@ -16,6 +16,9 @@ from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
 from spark_purgatory.job.source_config import NEVER_TOO_OLD, DeltaSource, FolderSource, KafkaSource
 
+_DIGITS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+MICROSECONDS = {"timestampFormat": f"{_DIGITS}XXX", "timestampNTZFormat": _DIGITS}  # Options of ``to_json``
+
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
     """The stream of outcomes that the file describes; `JobConfigError` names the field that Spark refuses."""

@@ -5,11 +5,12 @@ The check compares the rows of the table with what the operator's state in the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ from spark_purgatory.job.progress import Totals
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import rejected_text
 from spark_purgatory.spark.operator.query_watch import LATE_SHARE, REJECTED_SHARE
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
@@ -152,3 +154,59 @@ def files_line(file_bytes: list[int]) -> str:
         f"Files: {count:,}, together {readable_bytes(sum(file_bytes))}: {readable_bytes(file_bytes[0])} to "
         f"{readable_bytes(file_bytes[-1])} each, the median {readable_bytes(file_bytes[count // 2])}"
     )
+
+
+# Rows that others have removed from the table, by its history: a DELETE is not a loss of the job.
+
+REBUILD = "spark_purgatory_rebuild"
+"""The key of a rebuild's counts, (rows before, rows after), in the version's ``userMetadata``."""
+WRITTEN = ("WRITE", "STREAMING UPDATE")
+# By operation: metrics of rows that it removed, and of rows that it added.
+METRICS: Mapping[str, tuple[str, str | None]] = {
+    "DELETE": ("numDeletedRows", None),
+    "MERGE": ("numTargetRowsDeleted", "numTargetRowsInserted"),
+}
+MAY_REMOVE = ("TRUNCATE", "RESTORE", "CLONE", "REPLACE TABLE", "CREATE OR REPLACE TABLE", "DROP PARTITION")
+
+
+def removed_rows(spark: SparkSession, target: Target) -> int | None:
+    """Return how many rows others have removed less those that they added; None if the history does not show it."""
+    if target.format != "Delta":
+        return None
+    history = spark.sql(f"DESCRIBE HISTORY {target.sql_place}")
+    names = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+    return removed_by([row.asDict() for row in history.select(*names).collect()])
+
+
+def removed_by(versions: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the rows removed in versions of DESCRIBE HISTORY less those added, without the drains'; None: unknown."""
+    found = list(versions)
+    if min((each["version"] for each in found), default=0) > 0:
+        return None
+    removed = 0
+    for each in found:
+        operation, metrics = str(each["operation"]), each["operationMetrics"] or {}
+        noted = _noted(each["userMetadata"])
+        if REBUILD in noted:
+            before, after = noted[REBUILD]
+            removed += before - after
+        elif operation in METRICS:
+            gone, new = METRICS[operation]
+            if gone not in metrics:
+                return None
+            removed += int(metrics[gone]) - int(metrics.get(new, 0))
+        elif operation in WRITTEN and "drain" not in noted:
+            if (each["operationParameters"] or {}).get("mode") != "Append" or "numOutputRows" not in metrics:
+                return None
+            removed -= int(metrics["numOutputRows"])
+        elif any(operation.startswith(name) for name in MAY_REMOVE):
+            return None
+    return removed
+
+
+def _noted(text: str | None) -> dict[str, Any]:
+    try:
+        noted = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return noted if isinstance(noted, dict) else {}

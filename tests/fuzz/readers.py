@@ -25,9 +25,8 @@ from spark_purgatory.core.state.blob import decode, encode
 from spark_purgatory.core.state.engine_snapshot import differences, inspect, restore, waiting_schema
 from spark_purgatory.core.state.step_log import ShardState, Step
 from spark_purgatory.errors import StateError, StateMismatchError
-from spark_purgatory.job.avro_schemas import schemas_of
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.kafka_values import with_mark
+from spark_purgatory.job.kafka_values import schemas_of, with_mark
 from spark_purgatory.job.source_config import AvroValues, KafkaSource
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.staging_folder import replay

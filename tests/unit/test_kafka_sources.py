@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_purgatory.job.avro_schemas import schemas_of
 from spark_purgatory.job.check_file import described
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.kafka_values import schemas_of
 from spark_purgatory.job.runner import kafka_fault
 from spark_purgatory.job.session import _packages
 from spark_purgatory.job.source_config import KafkaSource

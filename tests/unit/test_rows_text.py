@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.job.rows_text import Kind, rows_text
-from spark_purgatory.job.show_pending import FoundPending, PendingRequest, _print
+from spark_purgatory.job.show_pending import FoundPending, Kind, PendingRequest, _print, rows_text
 from spark_purgatory.terminal import PlainConsole, say, terminal
 
 ROWS = [

@@ -10,8 +10,7 @@ import pytest
 
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.job.run_report import ExitCode, RunReport
-from spark_purgatory.job.summary import JobTally, Summary, verdict
-from spark_purgatory.job.table_changes import REBUILD, removed_by
+from spark_purgatory.job.summary import REBUILD, JobTally, Summary, removed_by, verdict
 
 QUERY = {"query_id": "q", "run_id": "r", "last_micro_batch": 7, "rows_drained": 2}
 
