@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError
+from spark_purgatory.spark.sink import record_accumulator
+from spark_purgatory.spark.sink.staging.staged_files import read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, replay
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
@@ -56,7 +59,9 @@ def test_no_row_waits_longer_than_linger_and_one_trigger(stream: Stream) -> None
     assert stream.numbers() == every(15)
 
 
-def test_rows_linger_in_the_staged_view_and_flush_and_close_bring_them_to_the_table(stream: Stream) -> None:
+def test_rows_linger_in_the_staged_view_and_flush_and_close_bring_them_to_the_table(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream.add(1)
     sink = accumulator(stream, **HOUR)
     query = start(stream, sink)
@@ -70,7 +75,14 @@ def test_rows_linger_in_the_staged_view_and_flush_and_close_bring_them_to_the_ta
     stream.add(1)
     query.processAllAvailable()
     assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(2)
-    sink.close()
+
+    def read_late(*given: Any) -> DataFrame:
+        if query.isActive:
+            sink.close()  # A drain that ends while the view is made removes what it has found.
+        return read_pieces(*given)
+
+    monkeypatch.setattr(record_accumulator, "read_pieces", read_late)
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(2)
     assert stream.numbers() == every(2)
     assert staged_files(stream) == []
     assert not query.isActive

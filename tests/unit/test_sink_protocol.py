@@ -576,6 +576,14 @@ def test_a_callback_that_raises_is_logged_like_kafkas(
     assert "on_delivery raised" in caplog.text and "a fault of the caller's" in caplog.text
 
 
+@pytest.mark.parametrize("call", ["flush", "stop"])
+def test_a_call_that_would_wait_for_its_own_callback_is_refused(call: str, caplog: pytest.LogCaptureFixture) -> None:
+    sender = Sender(SinkOptions(path="/table"), "/checkpoint", lambda delivery, error: getattr(query, call)())
+    query = AccumulatorQuery(None, sender, None, {})  # type: ignore[arg-type]
+    sender.policy._notify(Delivery("/table", 1, 2, 3, 4), None)
+    assert f"{call}() in on_delivery would wait for itself: call it in another thread" in caplog.text
+
+
 def test_a_callback_of_a_future_that_raises_is_logged_and_the_query_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     world = made("nothing lingers")
     sender = WorldSender(world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -20,6 +21,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.storage.checkpoint_files import moved_to
 from spark_purgatory.spark.storage.spark_access import own_session
 
 POLL_SECONDS = 0.05
@@ -185,6 +187,7 @@ class AccumulatorQuery:
             StorageError: The query ended before its rows were in the table.
             ForeignWriterError: Another run of the query uses the checkpoint now.
         """
+        self._refuse_callback("flush")
         if not self.isActive:
             self._drain()
             return
@@ -210,6 +213,7 @@ class AccumulatorQuery:
             StorageError: The table cannot be written, or its history not be read. The rows stay staged; call it again.
             ForeignWriterError: With ``drain``, if another run of the query uses the checkpoint now.
         """
+        self._refuse_callback("stop")
         for _ in range(PAUSE_POLLS):
             if not self.isActive or (not self._is_due() and not self._query.status["isTriggerActive"]):
                 break
@@ -221,6 +225,10 @@ class AccumulatorQuery:
             self._await_sender()
             with own_session(self._spark) as own:
                 self._sender.end_drain(own)
+
+    def _refuse_callback(self, call: str) -> None:
+        if self._sender.policy.calling == get_ident():
+            raise ConfigError(f"{call}() in on_delivery would wait for itself: call it in another thread")
 
     def _is_due(self) -> bool:
         """Return True if the next micro-batch may begin before the query has stopped."""
@@ -245,7 +253,8 @@ class AccumulatorQuery:
         if self.isActive:
             raise ConfigError(f"query run {self.runId} is still running: call flush(), or end it by stop(drain=True)")
         self._await_sender()
-        for other in self._spark.streams.active:
+        is_moved = moved_to(self._spark, self.checkpoint) is not None  # The sender says more.
+        for other in [] if is_moved else self._spark.streams.active:
             if other.id == self._query.id:
                 raise ForeignWriterError(
                     f"checkpoint {self.checkpoint} is used by query run {other.runId} now, which brings the "

@@ -306,6 +306,16 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
             f"checkpoint={checkpoint!r} is not the checkpoint of a query that was started: start the query, or name "
             "the checkpoint of the query whose staged rows you want"
         )
+    for left in reversed(range(TRIES)):
+        try:
+            return _view_now(spark, target, checkpoint)
+        except StagingError:  # A drain that has ended since the look has removed files. The table has their rows now.
+            if not left:
+                raise
+    raise AssertionError("bug: the last try neither returns nor raises")
+
+
+def _view_now(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
     with own_session(spark) as own:
         place = StagingFolder.of(own, checkpoint)
         ledger, pieces, version = _looked_at(own, target, checkpoint, place)

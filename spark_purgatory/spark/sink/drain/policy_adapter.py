@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 
 from spark_purgatory.accumulator.policy import (
     AccumulatorPolicy,
@@ -118,6 +119,7 @@ class PolicyAdapter:
         self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
         self.delivery_timeout_ms = options.ms_of("delivery_timeout")
         self.on_delivery: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
+        self.calling: int | None = None  # The thread that is in `on_delivery`.
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
         self._settings = AccumulatorSettings(
@@ -267,10 +269,13 @@ class PolicyAdapter:
 
     def _notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
         """Call the user's callback. An error that it raises is logged, as by Kafka's producer."""
+        self.calling = get_ident()
         try:
             self.on_delivery(delivery, error)
         except OF_CALLBACKS:
             LOG.exception("on_delivery raised an error, which changes nothing else")
+        finally:
+            self.calling = None
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
         pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
