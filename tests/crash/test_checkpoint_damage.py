@@ -108,6 +108,20 @@ def test_a_file_of_sparks_own_is_named(drained: Stream, folder: str, damage: Cal
     assert drained.run(drained.rows()).numbers() == every(3)
 
 
+def test_logs_that_are_gone_as_a_whole_are_named(drained: Stream) -> None:
+    """Spark began with micro-batch 0, and said that its folder should be empty."""
+    checkpoint = fresh(drained)
+    for folder in ("offsets", "commits", "sources"):
+        shutil.rmtree(checkpoint / folder)
+    with pytest.raises(
+        StorageError, match=r"is damaged\. Nothing was started\. offsets has no micro-batch, but state or"
+    ):
+        drained.run(drained.rows())
+    for folder in ("offsets", "commits", "sources"):
+        shutil.copytree(drained.folder / "checkpoint kept" / folder, checkpoint / folder)
+    assert drained.run(drained.rows()).numbers() == every(3)
+
+
 @pytest.mark.long
 def test_a_metadata_file_that_names_another_query_is_named(drained: Stream) -> None:
     """It was "the table was replaced"."""

@@ -261,6 +261,8 @@ def test_a_moved_query_with_another_sink_starts_with_the_settings_that_it_had(
     batch_id = move_checkpoint(session, outcomes(2), source=old, target=new).batch_id
     with pytest.raises(ConfigError, match=f"keeps only the micro-batches {batch_id} to {batch_id}: give"):
         pending(session, checkpoint=new, batch_id=batch_id - 1)
+    with pytest.raises(ConfigError, match=r"was moved to '.*new', whose query has its rows now"):
+        check_checkpoint(session, outcomes(3), checkpoint=old)
     run(2, new)
     landing.checkpoint = Path(new)
     written = (row.asDict() for row in session.read.parquet(table).collect())

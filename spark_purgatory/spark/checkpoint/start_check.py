@@ -32,7 +32,12 @@ from spark_purgatory.spark.host.requirements import FILE_MANAGER, HADOOP_LOCAL_F
 from spark_purgatory.spark.operator.inputs import input_name
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_many
-from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings, is_within_a_batch
+from spark_purgatory.spark.storage.checkpoint_files import (
+    check_files,
+    check_not_moved,
+    fixed_settings,
+    is_within_a_batch,
+)
 from spark_purgatory.spark.storage.query_start import Decide
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, setting_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
@@ -76,6 +81,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     """
     queries = queries_of(outcomes, needed=True)
     if has_begun := is_checkpoint(spark, checkpoint):
+        check_not_moved(spark, checkpoint)
         check_files(spark, checkpoint)
         fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
     states, newest, _ = _check(spark, checkpoint, queries, has_begun, warns=True)

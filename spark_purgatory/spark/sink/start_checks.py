@@ -32,7 +32,7 @@ from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.table_place import app_id_of, claim
 from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
-from spark_purgatory.spark.storage.checkpoint_files import check_files, moved_to
+from spark_purgatory.spark.storage.checkpoint_files import check_files, check_not_moved
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -62,12 +62,7 @@ def checked(
         if bound != now:
             target, facts, folder = _looked_at(spark, bound, checkpoint)
         if has_begun:
-            if (moved := moved_to(spark, checkpoint)) is not None:
-                raise ConfigError(
-                    f"checkpoint={checkpoint!r} was moved to {moved!r}, whose query has its rows now. Nothing was "
-                    "started. Start with that one. If its query has never run, you may also "
-                    "move this one again, to another folder"
-                )
+            check_not_moved(spark, checkpoint)
             is_checkpoint(spark, checkpoint)  # It refuses an unfinished move, whose metadata name no query.
             check_files(spark, checkpoint)
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))

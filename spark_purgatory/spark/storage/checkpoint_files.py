@@ -25,6 +25,8 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_r
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 """The file ``metadata`` of an unfinished move: one word, because Spark quotes one when it stops."""
 MOVED = "moved"  # The file of a checkpoint that names the one that it was moved to.
+OF_BATCHES = ("state", "staging/rows", "staging/log")
+"""Folders of a checkpoint that are written within micro-batches alone."""
 STATE_IDS = "stateUniqueIds"
 _NUMBERED = re.compile(r"/((?:offsets|commits|sources/\d+))/(\d+)(\.compact)?$")
 COPY = f"bring it back from a copy, or {START_OVER}"
@@ -64,6 +66,15 @@ def moved_to(spark: SparkSession, checkpoint: str) -> str | None:
         return None
 
 
+def check_not_moved(spark: SparkSession, checkpoint: str) -> None:
+    """Raise ConfigError if another checkpoint continues this one."""
+    if (moved := moved_to(spark, checkpoint)) is not None:
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} was moved to {moved!r}, whose query has its rows now. Nothing was started. "
+            "Start with that one. If its query has never run, you may also move this one again, to another folder"
+        )
+
+
 def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undone: str = "started") -> None:
     """Raise StorageError if a query could not continue from Spark's own files in a checkpoint."""
     try:
@@ -79,6 +90,8 @@ def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undon
 def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
     """Return the faults of the files from which a query continues. It must have started."""
     logs = logs_of(files_in(spark, checkpoint, "offsets", "commits", "sources"))
+    if not logs.keys() & {"offsets", "commits"} and len(files_in(spark, checkpoint, *OF_BATCHES)) > 1:
+        return [Damage("offsets", f"has no micro-batch, but {' or '.join(OF_BATCHES)} has files of one")]
     wanted = ["metadata", *needed(logs)]
     try:
         texts = texts_of(spark, checkpoint, wanted)
