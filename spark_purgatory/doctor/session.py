@@ -27,7 +27,12 @@ from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, shard_states, told_by_states
+from spark_purgatory.spark.checkpoint.shard_states import (
+    ShardStates,
+    StateReaderError,
+    gather_states,
+    shard_states,
+)
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.placement import too_many
@@ -117,7 +122,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     yield protobuf_finding({w["packages"][requirements.MESSAGES] for w in workers})
     moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
     skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
-    yield clock_finding("workers' clocks", skew_ms, "this machine's")
+    yield clock_finding(skew_ms)
 
 
 def package_finding(package: str, here: str, installed: set[str]) -> Finding:
@@ -137,11 +142,12 @@ def protobuf_finding(installed: set[str]) -> Finding:
     return note(what, f"{found}; only host='transformWithState' needs it: {way}")
 
 
-def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
-    """Report whether two clocks agree: `max_future` and ``linger`` compare event times with processing time."""
+def clock_finding(skew_ms: float) -> Finding:
+    """Report whether the workers' clocks agree with this one: `max_future` compares event times with them."""
+    what = "workers' clocks"
     if skew_ms <= MAX_CLOCK_SKEW_MS:
-        return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of {than}")
-    found = f"{skew_ms / 1000:.0f} s away from {than}"
+        return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of this machine's")
+    found = f"{skew_ms / 1000:.0f} s away from this machine's"
     return Finding(what, found, "set the clocks by NTP: max_future, idle_after and linger read them")
 
 
@@ -261,7 +267,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str, has_table: bool = 
 def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Yield number, settings and size of all shards; each state is read and its checksums compared."""
     try:
-        shards = told_by_states(states.whole, _about_state)
+        shards = gather_states(states.whole, _about_state)
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
         yield Finding("state", sentence_of(cause), without_reach(cause) or errors.RESTORE_STATE)

@@ -26,10 +26,10 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
     collected,
+    gather_states,
     rows_of_states,
     shard_states,
     states_in,
-    told_by_states,
 )
 from spark_purgatory.spark.host.calls import clock_behind
 from spark_purgatory.spark.operator.carried import arrow_schema, merged_texts, schema_text, spark_types
@@ -218,7 +218,7 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
 
 def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
     """Return (the operations' columns, our columns) of all shards. Only shards with operations know the types."""
-    found = told_by_states(states.whole, _schemas)
+    found = gather_states(states.whole, _schemas)
     own = merged_texts([own for own, waits, _ in found if waits] or [own for own, _, _ in found])
     return spark_types(own), merged_texts(ours for _, _, ours in found) or [*WAITING_FIELDS]
 

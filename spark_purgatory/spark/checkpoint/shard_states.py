@@ -102,16 +102,16 @@ def rows_of_states(
     return states.mapInArrow(all_rows, schema)
 
 
-def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
+def gather_states(states: DataFrame, facts_of: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
     """Return the plain JSON that a function, which the workers call, makes of each state. Raises as `collected`."""
-    return told_by_tasks(states, lambda several: (each for state in several for each in tell(state)))
+    return gather_tasks(states, lambda several: (each for state in several for each in facts_of(state)))
 
 
-def told_by_tasks(states: DataFrame, tell: Callable[[Iterator[ShardState]], Iterable[Any]]) -> list[Any]:
+def gather_tasks(states: DataFrame, facts_of: Callable[[Iterator[ShardState]], Iterable[Any]]) -> list[Any]:
     """Return the plain JSON that a function, which the workers call, makes of the states that a task reads."""
 
     def all_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        texts = [json.dumps(each) for each in tell(state for batch in batches for state in states_in(batch))]
+        texts = [json.dumps(each) for each in facts_of(state for batch in batches for state in states_in(batch))]
         yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["text"])
 
     return [json.loads(row["text"]) for row in collected(states.mapInArrow(all_texts, "text string"))]

@@ -147,7 +147,7 @@ def _check(
             f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {stored.HERE} "
             f"in this one. Spark 4.0 and later releases do not share it: start it with the earlier Spark, {MOVES}"
         )
-    found = stored.told_by_tasks(states.whole, partial(_told, query.spec, query.shards))
+    found = stored.gather_tasks(states.whole, partial(_told, query.spec, query.shards))
     for fault, text in found:
         if fault not in (None, NEWEST):
             raise errors.again(fault, text)
@@ -157,7 +157,7 @@ def _check(
     for earlier in range(1, len(queries)):
         others = stored.shard_states(spark, checkpoint, purgatory=earlier)
         assert others is not None, "bug: two purgatories of one query have different micro-batches"
-        newest.append(latest(stored.told_by_tasks(others.heads, newest_of)))
+        newest.append(latest(stored.gather_tasks(others.heads, newest_of)))
     shards = max(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
@@ -181,7 +181,7 @@ def _told(spec: EngineSpec, shards: int, states: Iterator[ShardState]) -> Iterat
 
 
 def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:
-    """Yield the newest times that shards have seen (for `told_by_tasks`)."""
+    """Yield the newest times that shards have seen (for `gather_tasks`)."""
     for state in states:
         tally = Tally(**state.metadata()["tally"])
         yield tally.newest_operation_us, tally.newest_event_us

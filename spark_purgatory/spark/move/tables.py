@@ -46,7 +46,7 @@ from spark_purgatory.core.state.export import (
 from spark_purgatory.core.state.payload import StoredPayload, conform
 from spark_purgatory.core.state.step_log import ShardState, table_of
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, rows_of_states, shard_states, told_by_states
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, gather_states, rows_of_states, shard_states
 from spark_purgatory.spark.move.old_checkpoint import Files, OldCheckpoint, lie_in_each_other, reaching
 from spark_purgatory.spark.operator.carried import arrow_schema, merged_texts, schema_text, spark_types
 from spark_purgatory.spark.placement import shard_label
@@ -98,7 +98,7 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
     Raises ConfigError if no micro-batch is committed, and the errors of `shard_states`.
     """
     states = shard_states(spark, checkpoint)
-    facts = [] if states is None else told_by_states(states.whole, partial(_facts, spec))
+    facts = [] if states is None else gather_states(states.whole, partial(_facts, spec))
     if states is None or not facts:
         raise ConfigError(
             f"checkpoint={checkpoint!r} has no state yet, so there is nothing to move or export: start the query with "
@@ -108,7 +108,7 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
 
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:
-    """Yield the fields of `ShardFacts` (for `told_by_states`)."""
+    """Yield the fields of `ShardFacts` (for `gather_states`)."""
     blob = state.blob()
     facts, arrays, tables = read_blob(blob)
     payload = None
