@@ -27,12 +27,7 @@ from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.checkpoint.shard_states import (
-    ShardStates,
-    StateReaderError,
-    gather_states,
-    shard_states,
-)
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, gather_states, shard_states
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.placement import too_many
