@@ -106,7 +106,6 @@ class AccumulatorReplayer:
         """By wait id, the appends that wait."""
 
     def set_leader(self, partition: int, node: int | None, epoch: int | None) -> None:
-        """The metadata changed."""
         queue = self.policy.queue(partition)
         queue.leader, queue.leader_epoch = node, epoch
 
@@ -210,7 +209,6 @@ class AccumulatorReplayer:
         return append_result(appended, None)
 
     def append_wait(self, step: Step) -> Step:
-        """An append that may wait for ever."""
         try:
             ticket = self.policy.append_or_wait(step["p"], record_of(step), self.now_ms)
         except REFUSALS as error:
@@ -220,19 +218,16 @@ class AccumulatorReplayer:
 
 
 def listed(value: Any) -> list[int]:
-    """One partition, several, or none."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def record_of(step: Step) -> KafkaRecord:
-    """The record that a step appends."""
     return KafkaRecord(step["ts"], step["key_size"], step["value_size"])
 
 
 def append_result(appended: KafkaAppended | None, error: PurgatoryError | None) -> Step:
-    """RecordAppendResult and the batch, or the error."""
     if appended is None:
         return {"err": error_name(error), "full": None, "new": None, "bytes": None, "b": None}
     number, is_new, is_full, size = appended
@@ -240,7 +235,6 @@ def append_result(appended: KafkaAppended | None, error: PurgatoryError | None) 
 
 
 def shown(batch: KafkaBatch) -> Step:
-    """A batch as traces show it."""
     return {
         "b": batch.number,
         "p": batch.partition,

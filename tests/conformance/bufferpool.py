@@ -76,7 +76,6 @@ class BufferPoolReplayer:
         return [self.after({**answer, "woken": woken})]
 
     def finish(self) -> None:
-        """Have the pool add its memory up."""
         self.pool.validate()
 
     def after(self, answer: Step) -> Step:
@@ -110,5 +109,4 @@ class BufferPoolReplayer:
 
 
 def outcome(error: PurgatoryError | None, capacity_bytes: int | None) -> Step:
-    """How a request ended."""
     return {"err": error_name(error), "capacity": capacity_bytes}

@@ -168,7 +168,6 @@ class AppendTicket:
 
     @property
     def is_done(self) -> bool:
-        """Gone in, or ended with an error."""
         return self.appended is not None or self.error is not None
 
 
@@ -227,7 +226,6 @@ class KafkaAccumulator(AccumulatorPolicy[Any, Any, Any]):
         self._now_ms = 0
 
     def queue(self, partition: Any) -> KafkaQueue:
-        """The queue of a partition."""
         return cast(KafkaQueue, self.queues.of(partition))
 
     def all_queues(self) -> list[KafkaQueue]:

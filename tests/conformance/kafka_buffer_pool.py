@@ -43,7 +43,6 @@ class AllocationTicket:
 
     @property
     def is_done(self) -> bool:
-        """Served, or ended with an error."""
         return self.capacity_bytes is not None or self.error is not None
 
 

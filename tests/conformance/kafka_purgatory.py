@@ -62,7 +62,6 @@ class KafkaPurgatory(DelayedOperationPurgatory):
         return self._hooks[0](rows), None
 
     def on_expiration(self, rows: Int64s, /) -> None:
-        """Tell the hook."""
         self._hooks[2](rows)
 
     def watch(

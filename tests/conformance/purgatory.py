@@ -175,7 +175,6 @@ class PurgatoryReplayer:
         return answers
 
     def finish(self) -> None:
-        """Have the purgatory recompute its counts."""
         validate(self.purgatory)
 
     def drive(self, step: Step) -> Step:
@@ -193,7 +192,6 @@ class PurgatoryReplayer:
         return {}
 
     def watch(self, batch: Sequence[Step]) -> list[Step]:
-        """tryCompleteElseWatch."""
         operations = [DrivenOperation(step["id"], step["crit"], self.driver) for step in batch]
         first_row = self.purgatory.next_row
         self.operations[first_row:] = operations
@@ -226,7 +224,6 @@ class PurgatoryReplayer:
         ]
 
     def force(self, batch: Sequence[Step]) -> list[Step]:
-        """forceComplete."""
         if batch[0]["id"] in self.refused:
             return [self.force_refused(self.refused[batch[0]["id"]])]
         rows = [self.row_of[step["id"]] for step in batch]
@@ -242,7 +239,6 @@ class PurgatoryReplayer:
         return {"ret": True, "completed": [operation.id], "expired": [], "acks": acks}
 
     def cancel_key(self, step: Step) -> Step:
-        """cancelForKey."""
         rows = self.purgatory.cancel_for_key(step["key"]).tolist()
         return {"ids": [self.operations[row].id for row in rows], **self.ended(self.completed)}
 

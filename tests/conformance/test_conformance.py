@@ -61,9 +61,6 @@ def spoilt(value: Any) -> Any:
     raise AssertionError(f"an answer of type {type(value)}")
 
 
-# --- the engine answers as Kafka does ---------------------------------------------------------------
-
-
 def test_forty_traces_of_each_kind_are_stored() -> None:
     assert {kind: len(stored(kind)) for kind in RECORDED} == RECORDED
     assert {trace.kind for kind in RECORDED for trace in stored(kind)} == RECORDED.keys()
@@ -91,8 +88,6 @@ def test_the_backoff_is_kafkas_in_every_configuration() -> None:
         table_ms = trace.config["backoff_table_ms"]
         assert [backoff_ms(retry) for retry in range(len(table_ms))] == table_ms, trace.source
 
-
-# --- the runner sees what differs -------------------------------------------------------------------
 
 ANSWERS = sorted(
     {
@@ -138,9 +133,6 @@ def test_threads_that_wait_splits_and_epochs_are_replayed_as_worked_by_hand(caps
     """The recorded traces do not hold them."""
     assert main([str(TRACES.parent / "by_hand")]) == 0
     assert capsys.readouterr().out == "conformance: accumulator 1/1 bufferpool 1/1\n"
-
-
-# --- the command ------------------------------------------------------------------------------------
 
 
 def test_the_command_replays_folders_and_ends_with_the_counts(tmp_path: Path) -> None:

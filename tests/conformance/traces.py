@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,16 @@ Inputs = dict[str, frozenset[str]]
 """Operation -> keys of its steps that are not answers; the same key may be an answer of another operation."""
 
 
-@dataclass(frozen=True)
 class Trace:
     """One recorded run: where it was read, and the object as it was recorded."""
 
-    source: str
-    content: dict[str, Any]
-
-    @property
-    def kind(self) -> str:
+    def __init__(self, source: str, content: dict[str, Any]) -> None:
+        self.source, self.content = source, content
+        self.kind: str = content["kind"]
         """Which of Kafka's classes was driven: ``wheel``, ``purgatory``, ``accumulator``, ``bufferpool``."""
-        return str(self.content["kind"])
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that the run was recorded with, if it says."""
-        return self.content.get("seed")
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration of the classes driven."""
-        config: dict[str, Any] = self.content["config"]
-        return config
-
-    @property
-    def steps(self) -> list[Step]:
-        """The steps, in order."""
-        steps: list[Step] = self.content["steps"]
-        return steps
+        self.seed: int | None = content.get("seed")
+        self.config: dict[str, Any] = content["config"]
+        self.steps: list[Step] = content["steps"]
 
 
 class UnreadableTrace(ValueError):

@@ -72,7 +72,6 @@ class WheelReplayer:
         ]
 
     def advance(self, step: Step) -> Step:
-        """Move the clock and say who ran."""
         fired = [self.id_of[row] for row in self.timer.advance_clock(step["to"]).tolist()]
         return {"fired": fired, "clocks": clocks_ms(self.timer)}
 

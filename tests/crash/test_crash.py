@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support.crash_child import numbers, run
-from tests.support.damage import halve
+from tests.support.delta_files import halve
 from tests.support.now_and_then import now_and_then
 
 ROOT = Path(__file__).resolve().parents[2]

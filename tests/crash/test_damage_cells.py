@@ -24,7 +24,7 @@ from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.storage import spark_access
 from tests.support import killed_child
 from tests.support.delta_files import delta_rows
-from tests.support.killed_world import A_FILE, COLUMNS, Orders, land
+from tests.support.killed_child import A_FILE, COLUMNS, Orders, land
 from tests.support.lanes import BLOB, LOG
 from tests.support.places_world import differences
 from tests.support.replays import Died

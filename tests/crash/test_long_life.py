@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
-from tests.support.killed_world import COLUMNS, Orders, land
+from tests.support.killed_child import COLUMNS, Orders, land
 from tests.support.places_world import differences
 
 BATCHES = int(os.environ.get("LIFE", "2000"))

@@ -27,7 +27,7 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from tests.support.closed_tables import closed
+from tests.support.delta_files import closed
 from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
 from tests.support.sink_streams import Stream, every
 

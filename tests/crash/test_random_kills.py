@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import until
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
-from tests.support.killed_world import A_FILE, COLUMNS, Orders, ends_s, land
+from tests.support.killed_child import A_FILE, COLUMNS, Orders, ends_s, land
 from tests.support.lanes import BLOB, LOG
 from tests.support.places_world import TIMEOUT_S, differences
-from tests.support.waiting import until
 
 KILLS = int(os.environ.get("KILLS", "50"))
 MINUTES = float(os.environ.get("KILLS_MINUTES", "600"))

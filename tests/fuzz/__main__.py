@@ -16,7 +16,6 @@ from tests.fuzz.readers import readers
 
 
 def main() -> int:
-    """Run it."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--inputs", type=int, default=0, help="for each reader")
     options.add_argument("--minutes", type=float, default=10.0, help="for all readers, without --inputs")

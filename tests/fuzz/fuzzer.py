@@ -196,6 +196,5 @@ def last_input(current: Path) -> str:
 
 
 def until(seconds: float) -> Callable[[int], bool]:
-    """So long."""
     end = time.monotonic() + seconds
     return lambda _: time.monotonic() < end

@@ -18,9 +18,8 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
-from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
+from tests.support.iceberg_lake import append, cut_at, expire, has_iceberg, name, numbers, rewrite
 from tests.support.iceberg_rest import rest_catalog
-from tests.support.iceberg_runs import cut_at, name
 from tests.support.remote_client import connect_server
 from tests.support.sink_streams import Stream, every
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support import iceberg_lake as world
-from tests.support.damage import halve
+from tests.support.delta_files import halve
 from tests.support.iceberg_child import TABLE
 from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
 

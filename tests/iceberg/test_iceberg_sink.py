@@ -17,8 +17,7 @@ from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
-from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
-from tests.support.iceberg_runs import PowerCutError, cut_at, name
+from tests.support.iceberg_lake import PowerCutError, append, cut_at, expire, has_iceberg, name, numbers, rewrite
 from tests.support.sink_streams import Stream, every
 
 if not has_iceberg(pyspark.__version__):

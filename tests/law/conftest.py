@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from time import perf_counter
 
 import pytest
 
@@ -26,3 +27,15 @@ def engines_tidy_up_at_once(request: pytest.FixtureRequest) -> Iterator[None]:
             if rng.random() < 0.5:
                 patch.setattr(module, name, 0)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tell what was compared, as the module has counted it in `SEEN`."""
+    began = perf_counter()
+    yield
+    if seen := getattr(request.module, "SEEN", None):
+        capture = request.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            name = request.module.__name__.rpartition(".")[2]
+            print(f"\n{name}: {seen.total():,} compared, {dict(seen)}, in {perf_counter() - began:.0f} s")

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +23,6 @@ Row = dict[str, Any]
 def multiset(rows: Iterable[Row]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for row in rows)
 
-
-# --- properties -----------------------------------------------------------------------------------
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOOKBACKS_US = st.sampled_from((0, 1, STEP_US, 4 * STEP_US))
@@ -63,41 +60,6 @@ def test_what_has_been_emitted_on_the_way_is_never_taken_back(
         assert emitted <= now <= everything
         emitted = now
     assert emitted == everything
-
-
-# --- worlds and splits ----------------------------------------------------------------------------
-
-
-def seen_again(op: Row, operations: list[Row], outcomes: dict[str, Row]) -> Iterable[str]:
-    """Where a row of an id lies around the deadlines of the row that stood last before it."""
-    others = [one for one in operations if one["id"] == op["id"] and one["row"] != op["row"]]
-    stood = [one for one in others if outcomes[one["row"]]["status"] != "DUPLICATE" and one["created"] < op["created"]]
-    if not stood:
-        return
-    first = max(stood, key=lambda one: int(one["created"]))
-    status, end = outcomes[op["row"]]["status"], outcomes[first["row"]]["resolved_at"]
-    if status == "DUPLICATE" and op["created"] > first["deadline"]:
-        yield "duplicate beyond a first deadline"
-        if op["created"] == end:
-            yield "duplicate at an extended deadline"
-        if op["created"] > end:
-            yield "duplicate of one resolved before, beyond its first deadline"
-    if status != "DUPLICATE" and end > first["deadline"]:
-        yield "stands beyond an extended deadline"
-        if op["created"] == end + 1:
-            yield "stands just beyond an extended deadline"
-
-
-@pytest.mark.parametrize("numbers", NUMBERS)
-def test_worlds_have_ids_that_come_again_around_first_and_extended_deadlines(numbers: str) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(400):
-        world = random_world(random.Random(seed), n_operations=12, n_events=24, numbers=numbers)
-        rows = {op["row"]: op for op in world.operations}
-        outcomes = {one["row"]: one for one in decide(rows.values(), world.events)}
-        for op in rows.values():
-            seen.update(seen_again(op, list(rows.values()), outcomes))
-    assert len(seen) == 5 and min(seen.values()) >= 5, seen
 
 
 def test_worlds_are_crowded_enough_to_meet_every_case() -> None:

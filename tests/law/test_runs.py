@@ -118,15 +118,6 @@ class Query:
         return watermark_us_after(rows, {}, dict(zip(FIELDS, self.clock.delays_us, strict=True)), 0) // 1000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def counted(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tell how many runs were compared."""
-    yield
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print(f"\nscheduled runs: {dict(SEEN)}")
-
-
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])
 @given(seed=st.integers(0, 1 << 32), several=st.booleans())
 @examples(4, 40)

@@ -20,7 +20,6 @@ MOST_FAILURES = 5
 
 
 def main() -> int:
-    """Play, and say what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long, where no seeds are given")
     parser.add_argument("--seeds", default="", help="1234: that one; 1000-: from there on; 1000-2000: these")

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.engine.waiting import waiting_fields
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
+from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.spark.checkpoint.pending import _of_shards, waiting_rows
 from tests.simulation.judge import Wrong
 from tests.simulation.play import quiet
@@ -29,8 +28,8 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.tasks import CHAINED_RULE, Query, stored
 from tests.simulation.world import COLUMNS, END_MS, SINKS, Scenario, Step
-from tests.support.law_worlds import carrying, delayed, noted
-from tests.support.oracle import Evidence, decide, why_operation_rejected
+from tests.support.law_worlds import carrying, delayed, noted, of_one_rule, spec_of
+from tests.support.oracle import Evidence, decide
 from tests.support.worlds import Batch, World, random_world, splits
 
 HOSTS = ("blob", "log")
@@ -196,12 +195,9 @@ ON_SPARK: Mapping[str, str] = {
 def of_check(name: str, host: str) -> Scenario:
     """The query and the rows of a check."""
     check, world, criterion, batches = _drawn(name)
-    asked = Criterion(check.rule, criterion["need"]) if criterion else ByRow("rule", "need", "levels")
-    spec = EngineSpec(
-        asked,
+    spec = spec_of(
+        criterion,
         final=check.final,
-        operation_ids=True,
-        event_ids=True,
         identity_width=1 if check.several else 2,
         whole_operations=check.several,
         orphans=check.orphans,
@@ -211,24 +207,15 @@ def of_check(name: str, host: str) -> Scenario:
         spec = carrying(spec, *check.evidence)
     query = Query(spec, host, 2, check.several, 2)
     if check.is_chained:
-        second = EngineSpec(
-            Criterion(CHAINED_RULE, 1),
-            identity_width=2,
-            operation_ids=True,
-            event_ids=True,
-            columns=COLUMNS,
-            clock_delay_ms=DELAY_MS,
-        )
+        of_second = {"rule": CHAINED_RULE, "need": 1}
+        second = spec_of(of_second, identity_width=2, columns=COLUMNS, clock_delay_ms=DELAY_MS)
         query = query._replace(host="log", then=Query(second, host, 3, False, 2))
     return Scenario(
         name=f"{name} {len(world.operations)}",
         query=query,
         criterion=criterion,
         batches=batches,
-        format=2,
-        storage="disk",
         sink=SINKS["all linger"],
-        beside="",
         late=check.late,
         timeouts=(1, 2),
     )
@@ -255,7 +242,7 @@ def _drawn(name: str) -> tuple[Check, World, dict[str, Any], tuple[Batch, ...]]:
         )
         world = noted(rng, world)
         if criterion:
-            world = _of_one_rule(world, criterion)
+            world = of_one_rule(world, criterion)
         batches = splits(rng, *world, BATCHES)
         evidence = None if check.evidence is None else Evidence(("note",), *check.evidence)
         outcomes = decide(
@@ -274,11 +261,6 @@ def _drawn(name: str) -> tuple[Check, World, dict[str, Any], tuple[Batch, ...]]:
             batches[-1] = batches[-1]._replace(watermark_ms=END_MS)
             return check, world, criterion, tuple(batches)
     raise AssertionError(f"no world shows {name}")
-
-
-def _of_one_rule(world: World, criterion: Mapping[str, Any]) -> World:
-    rows = [{**row, **criterion, "level": None} for row in world.operations]
-    return World([row for row in rows if "spoiled" not in row["row"] or why_operation_rejected(row)], world.events)
 
 
 def wrong_with(check: str, happens: str, hosts: Sequence[str] = HOSTS) -> str:

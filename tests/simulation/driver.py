@@ -47,7 +47,6 @@ class Checkpoint:
     """Staged files: rows by table partition, `CUT` if a power loss cut the file, and when each was written."""
 
     def copied(self) -> Checkpoint:
-        """A copy, as a move makes it."""
         copy, states = replace(self, log=self.log.copied()), dict(self.states.files)
         copy.states = replace(self.states, files=states)
         copy.offsets, copy.commits, copy.files = dict(self.offsets), dict(self.commits), dict(self.files)

@@ -177,12 +177,10 @@ def compared(outcomes: list[dict[str, Any]], spec: EngineSpec) -> Counter[Any]:
 
 
 def _operations(judge: Judge, evaluation: Evaluation) -> int:
-    """Outcomes that are of operations."""
     return sum(judge.meaning[number]["status"] != "ORPHAN" for number in evaluation.numbers)
 
 
 def _told(query: Query, criterion: Mapping[str, Any], batches: Sequence[Rows]) -> list[Counter[Any]]:
-    """What the oracle says of each micro-batch."""
     spec, said, before = query.spec, [], Counter[Any]()
     clocks_ms = [max(rows.watermark_ms - query.delay_ms, 0) for rows in batches]
     evidence = None

@@ -14,8 +14,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import KEPT_FUTURES
 from tests.simulation.driver import Settings
 from tests.simulation.play import quiet
 from tests.simulation.simulation import PLANNED, Plan, Simulation
-from tests.simulation.sink import NOW
-from tests.simulation.storage import DISKS, Disk
+from tests.simulation.storage import Disk
 from tests.simulation.tasks import Query, entries_of
 from tests.simulation.world import END_MS, NEAR_COMMITS, SINKS, Step, scenario
 from tests.support.worlds import Batch
@@ -123,11 +122,8 @@ def live(
     lingers = {"linger": f"{LINGER_S} seconds", "delivery_timeout": "1 hour"}
     sink = lingers if clock_is_set else SINKS["nothing lingers"]
     simulation = Simulation(replace(drawn, sink=sink, beside="at once", timeouts=(1,)))
-    assert isinstance(simulation.checkpoint.log, Disk)
     found = []
-    with quiet():
-        NOW.append(simulation)
-        DISKS.append(simulation.checkpoint.log)
+    with quiet(), simulation.now():
         while simulation.checkpoint.next_batch < drains:
             number = simulation.checkpoint.next_batch
             if clock_is_set and rng.random() < clock_is_set:
@@ -146,8 +142,6 @@ def live(
                 simulation.table.clean_up(KEPT_VERSIONS)
             if simulation.run is not None:
                 found.append(_left(simulation))
-        NOW.pop()
-        DISKS.pop()
     return found, simulation
 
 

@@ -82,7 +82,6 @@ def _counts() -> bytes:
 
 
 def _dealt(to: Query, name: str, table: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Each shard's rows of the exchange."""
     if name == "operations":
         first = pa.array([keys[0] for keys in table["keys"].to_pylist()], pa.string())
         keys = table["keys"].combine_chunks()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.simulation.shrink import shrunk
 from tests.simulation.simulation import Simulation
 from tests.simulation.sink import edges
 from tests.simulation.world import Scenario, Step, history
@@ -40,7 +39,6 @@ class Played:
 
     @property
     def a_minute(self) -> float:
-        """Histories a minute of one core."""
         return 60 * self.histories / max(self.cpu_seconds, 0.001)
 
 
@@ -89,3 +87,46 @@ def play(seeds: Iterable[int], until: Callable[[Played], bool] = lambda played: 
 
 def _fails(scenario: Scenario) -> Callable[[Sequence[Step]], bool]:
     return lambda steps: why_wrong(scenario, steps) != ""
+
+
+# --- the fewest steps that still fail, each with the least that happens in it -----------------------------------------
+
+Fails = Callable[[Sequence[Step]], bool]
+
+
+def shrunk(steps: Sequence[Step], fails: Fails) -> list[Step]:
+    """Leave out steps, and then what is given to them, for as long as something can be left out."""
+    left = list(steps)
+    while True:
+        fewer = _without(left, fails)
+        fewer = [step for at in range(len(fewer)) for step in [_plainer(fewer, at, fails)]]
+        if fewer == left:
+            return left
+        left = fewer
+
+
+def _without(steps: Sequence[Step], fails: Fails) -> list[Step]:
+    left, size = list(steps), max(1, len(steps) // 2)
+    while size:
+        at = 0
+        while at < len(left):
+            fewer = left[:at] + left[at + size :]
+            if fails(fewer):
+                left = fewer
+            else:
+                at += size
+        size //= 2
+    return left
+
+
+def _plainer(steps: list[Step], at: int, fails: Fails) -> Step:
+    """The step with as little as it needs; ``steps`` get it."""
+    for name, value in list(steps[at].given.items()):
+        given = dict(steps[at].given)
+        given[name] = type(value)() if isinstance(value, (str, tuple, bool)) else 1
+        if name == "steps":
+            given[name] = 0
+        plainer = [*steps[:at], steps[at]._replace(given=given), *steps[at + 1 :]]
+        if given != steps[at].given and fails(plainer):
+            steps[at] = plainer[at]
+    return steps[at]

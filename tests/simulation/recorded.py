@@ -12,16 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from spark_purgatory.core.spec.criteria import Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec
 from tests.simulation import world
 from tests.simulation.driver import Run, Settings
 from tests.simulation.judge import Wrong
 from tests.simulation.play import quiet
 from tests.simulation.simulation import Plan, Simulation
-from tests.simulation.sink import NOW
-from tests.simulation.storage import DISKS, Disk
 from tests.simulation.tasks import Query
+from tests.support.law_worlds import spec_of
 from tests.support.worlds import Batch
 
 MINUTE_US = 60_000_000
@@ -58,14 +55,12 @@ class Recording(NamedTuple):
 
     @classmethod
     def of(cls, read: Mapping[str, Any]) -> Recording:
-        """From JSON."""
         return cls(**{**read, "runs": [RecordedRun(*run) for run in read["runs"]]})
 
 
 def _scenario(recording: Recording, name: str) -> world.Scenario:
-    spec = EngineSpec(
-        Criterion("any_key"), final=recording.emit == "final", operation_ids=True, event_ids=True, identity_width=2
-    )
+    criterion = {"rule": "any_key", "need": 1.0}
+    spec = spec_of(criterion, final=recording.emit == "final", identity_width=2)
     numbers = iter(range(1 << 30))
     batches = []
     for batch in recording.batches:
@@ -82,12 +77,9 @@ def _scenario(recording: Recording, name: str) -> world.Scenario:
     return world.Scenario(
         name=name,
         query=Query(spec, OF_SPARK[recording.host], 2, False, 2),
-        criterion={"rule": "any_key", "need": None},
+        criterion=criterion,
         batches=tuple(batches),
-        format=2,
-        storage="disk",
         sink=world.SINKS["nothing lingers"],
-        beside="",
         late=recording.emit == "early",
         timeouts=(2, 3, 4),
     )
@@ -96,20 +88,13 @@ def _scenario(recording: Recording, name: str) -> world.Scenario:
 def replayed(recording: Recording, name: str) -> Counter[str]:
     """The table at the end of the same history in the simulation; Wrong if a run comes to another end than on Spark."""
     simulation = Simulation(_scenario(recording, name))
-    assert isinstance(simulation.checkpoint.log, Disk)
     last_us = max(at_us for batch in recording.batches for _, at_us in batch["operations"])
     beyond_ms = last_us // 1000 + 24 * 3_600_000
-    with quiet(), patch.object(world, "END_MS", beyond_ms):
-        NOW.append(simulation)
-        DISKS.append(simulation.checkpoint.log)
-        try:
-            for number, run in enumerate(recording.runs):
-                _play(simulation, run, number)
-                simulation.judge.look()
-            simulation.judge.at_the_end(simulation.finish())
-        finally:
-            NOW.pop()
-            DISKS.pop()
+    with quiet(), patch.object(world, "END_MS", beyond_ms), simulation.now():
+        for number, run in enumerate(recording.runs):
+            _play(simulation, run, number)
+            simulation.judge.look()
+        simulation.judge.at_the_end(simulation.finish())
     rows = (simulation.judge.meaning[row] for row in simulation.table.ours().elements())
     named = [(str(row["row"]).partition(" row ")[0], str(row["status"])) for row in rows]
     return Counter(" ".join(each) for each in named if not each[0].startswith(LAST))

@@ -88,12 +88,10 @@ class Simulation:
 
     @property
     def sink(self) -> Mapping[str, Any]:
-        """The options of the sink."""
         return SINKS[self.settings.sink] if self.settings.sink else self.scenario.sink
 
     @property
     def wall_ms(self) -> int:
-        """What the wall clock shows."""
         return self.clock_ms + self.set_ms
 
     # --- points ----------------------------------------------------------------------------------------
@@ -171,7 +169,6 @@ class Simulation:
 
     @contextmanager
     def instead(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Look at another checkpoint, without a run."""
         own, plan, disks, self.checkpoint, self.plan = self.checkpoint, self.plan, DISKS[:], checkpoint, Plan()
         DISKS[-1:] = [checkpoint.log] if isinstance(checkpoint.log, Disk) else disks[-1:]
         try:
@@ -180,12 +177,10 @@ class Simulation:
             self.checkpoint, self.plan, DISKS[:] = own, plan, disks
 
     def listed_files(self) -> list[str]:
-        """Staged files that a list has."""
         return [name for name in self.checkpoint.files if name not in self.hidden]
 
     @property
     def lag(self) -> int:
-        """So many writes are not listed yet."""
         return self.checkpoint.log.lag if isinstance(self.checkpoint.log, Store) else 0
 
     def fails_to_stage(self) -> bool:
@@ -196,10 +191,7 @@ class Simulation:
 
     def play(self, steps: Sequence[Step], look: Callable[[], None] = lambda: None) -> None:
         """A history, and its end; with ``look`` after each step."""
-        NOW.append(self)
-        if isinstance(self.checkpoint.log, Disk):
-            DISKS.append(self.checkpoint.log)
-        try:
+        with self.now():
             for step in steps:
                 self.random = random.Random(step.seed)
                 getattr(self, f"_do_{step.what.replace(' ', '_').replace('-', '_')}")(**_names(step.given))
@@ -207,10 +199,18 @@ class Simulation:
                 look()
             self.random = random.Random(1)
             self.judge.at_the_end(self.finish())
+
+    @contextmanager
+    def now(self) -> Iterator[None]:
+        """It is the simulation that is played."""
+        NOW.append(self)
+        is_on_disk = isinstance(self.checkpoint.log, Disk)
+        DISKS.extend([self.checkpoint.log] if isinstance(self.checkpoint.log, Disk) else [])
+        try:
+            yield
         finally:
             NOW.pop()
-            if isinstance(self.checkpoint.log, Disk):
-                DISKS.pop()
+            del DISKS[len(DISKS) - is_on_disk :]
 
     def guarded(self, act: Callable[[], Any]) -> str:
         """Let a run do something; the name of the error that ended it, "" if none did."""

@@ -73,7 +73,6 @@ class Frame:
 
 
 def _parts(frame: Frame) -> dict[str, list[int]]:
-    """The evaluated rows by table partition."""
     parts: dict[str, list[int]] = {}
     for row in frame.run.evaluate(frame.batch_id):
         parts.setdefault("ab"[row % 2], []).append(row)

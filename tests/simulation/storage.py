@@ -242,7 +242,6 @@ class Store:
         self.reach(f"after {what}")
 
     def listed(self, folder: str) -> list[tuple[str, str]]:
-        """Paths and lines below a folder."""
         newest = self.writes - self.lag
         found = sorted(path for path in self.objects if path.startswith(f"{folder}/"))
         return [(path, self.objects[path]) for path in found if self.born[path] <= newest]

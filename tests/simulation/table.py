@@ -45,11 +45,9 @@ class Table:
         return self.versions[-1]["version"] if self.versions else -1
 
     def ours(self) -> Counter[int]:
-        """The query's rows."""
         return Counter(row for row in self.rows if row >= 0)
 
     def add(self, operation: str, rows: tuple[int, ...], metadata: str | None = None, **parameters: str) -> None:
-        """A new version."""
         self.id = self.id or "a table"
         output = len(rows) - len(self.rows)
         metrics = {"numOutputRows": str(output), "numFiles": "1", "numOutputBytes": str(100 * output)}
@@ -64,7 +62,6 @@ class Table:
             self.add("WRITE", (*self.rows, *rows), metadata)
 
     def append(self, rows: Sequence[int], app_id: str, number: int, metadata: str) -> None:
-        """What a writer meets."""
         fault = self.fails.pop(0) if self.fails else ""
         if fault in ("", "arrived"):
             self.commit(rows, app_id, number, metadata)
@@ -77,7 +74,6 @@ class Table:
     # --- neighbours ------------------------------------------------------------------------------------
 
     def neighbour(self) -> None:
-        """Someone else appends a row."""
         self.add("WRITE", (*self.rows, -1 - len(self.rows)))
 
     def optimize(self) -> None:

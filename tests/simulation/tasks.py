@@ -111,7 +111,6 @@ class Calls:
         self.known: dict[Any, Any] = {}
 
     def of(self, key: Any, work: Callable[[], Any]) -> Any:
-        """The result of the work."""
         if key not in self.known:
             if len(self.known) >= MOST_KEPT:
                 self.known.clear()
@@ -133,7 +132,6 @@ class StateStore:
         return attempt if self.format == 2 else ""
 
     def load(self, version: int, partition: int, names: Mapping[int, str]) -> States:
-        """The states that a micro-batch begins with."""
         return dict(self.files[version, partition, names[partition]]) if version else {}
 
     def save(self, version: int, partition: int, name: str, states: States) -> None:
@@ -309,10 +307,8 @@ def stored(state: BlobState | ShardState) -> StoredState:
 
 
 def engine_of(query: Query, state: BlobState | ShardState) -> EventTimePurgatory:
-    """The engine that a state leads to."""
     return restore(query.spec, stored(state).blob(), query.shards)
 
 
 def entries_of(state: BlobState | ShardState) -> int:
-    """Entries in a shard's log."""
     return 0 if isinstance(state, BlobState) else read_head(state.values["head"]).log_entries

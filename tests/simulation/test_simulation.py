@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,9 +16,11 @@ import pytest
 
 from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from tests.simulation.judge import Wrong
 from tests.simulation.life import LINGER_S, Left, live, lost_or_doubled, scheduled
 from tests.simulation.planted import PLANTED, Patch, hunt, planted
 from tests.simulation.play import Played, play, quiet, why_wrong
+from tests.simulation.recorded import Recording, replayed
 from tests.simulation.storage import Disk, DiskPath
 from tests.simulation.world import SINKS, Step, history, scenario
 from tests.support.now_and_then import EVERY_CASE
@@ -63,7 +68,6 @@ HAPPENINGS = (
 
 @pytest.fixture(scope="module")
 def played() -> Played:
-    """The first histories, played once."""
     return play(range(HISTORIES))
 
 
@@ -202,6 +206,28 @@ def test_what_was_found_before_stays_mended(name: str) -> None:
 def test_a_history_that_was_found_shows_the_fault_where_its_mend_is_taken_back(name: str) -> None:
     with planted(FOUND[name].undo):
         assert told_of(name) - {""}
+
+
+# --- crashes recorded on Spark by `tests/crash/test_recorded_crashes.py` ----------------------------------------------
+
+FILE = Path(__file__).parents[1] / "data" / "recorded_crashes.jsonl.gz"
+RECORDINGS = [Recording.of(json.loads(line)) for line in gzip.decompress(FILE.read_bytes()).splitlines()]
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=[f"{each.host}, {each.emit}" for each in RECORDINGS])
+def test_recorded_crashes_end_with_the_same_table(recording: Recording) -> None:
+    assert len([run for run in recording.runs if run.crashed_at]) >= 12
+    assert replayed(recording, f"kept {recording.host} {recording.emit}") == recording.table
+
+
+def test_a_run_that_comes_to_another_end_than_on_spark_is_told() -> None:
+    recording = RECORDINGS[0]
+    first = recording.runs[1]._replace(committed=7)
+    with pytest.raises(Wrong, match=r"run 1, .*on Spark with"):
+        replayed(recording._replace(runs=[recording.runs[0], first, *recording.runs[2:]]), "another end")
+
+
+# --- a long life ------------------------------------------------------------------------------------------------------
 
 
 def grows(drains: int, restarts: int, host: str) -> dict[str, tuple[int, int]]:

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec
 from tests.simulation.tasks import Query, Rows
-from tests.support.law_worlds import delayed
-from tests.support.oracle import KINDS, why_operation_rejected
-from tests.support.worlds import NUMBERS, STEP_US, Batch, World, needs_of, random_world, splits
+from tests.support.law_worlds import a_need, delayed, of_one_rule, spec_of
+from tests.support.oracle import KINDS
+from tests.support.worlds import STEP_US, Batch, World, random_world, splits
 
 SCENARIOS = 32
 COLUMNS = pa.schema([("id", pa.string()), ("row", pa.string())])
@@ -67,17 +65,16 @@ class Scenario:
     query: Query
     criterion: Mapping[str, Any]
     batches: tuple[Batch, ...]
-    format: int
+    format: int = 2
     """Of the checkpoint."""
-    storage: str
+    storage: str = "disk"
     """Where the staging log is: "disk" or "store"."""
-    sink: Mapping[str, Any]
-    beside: str
-    late: bool
+    sink: Mapping[str, Any] = field(default_factory=dict)
+    beside: str = ""
+    late: bool = False
     """Some rows come behind the watermark."""
     timeouts: tuple[int, ...] = (1,)
     """By how much a run may multiply the time-outs."""
-    is_small: bool = field(default=False, compare=False)
 
     def rows(self, start: int, end: int, timeout: int) -> Rows:
         """The rows of a micro-batch, as a run with that time-out evaluates them."""
@@ -119,13 +116,10 @@ def scenario(number: int) -> Scenario:
     if late:
         batches = delayed(rng, batches, 0.4)
     batches[-1] = batches[-1]._replace(watermark_ms=END_MS)
-    asked = Criterion(rule, criterion["need"]) if criterion else ByRow("rule", "need", "levels")
-    spec = EngineSpec(
-        asked,
+    spec = spec_of(
+        criterion,
         final=final,
         lookback_us=lookback_us,
-        operation_ids=True,
-        event_ids=True,
         identity_width=1 if several else 2,
         whole_operations=several,
         columns=COLUMNS,
@@ -141,8 +135,6 @@ def scenario(number: int) -> Scenario:
         batches=tuple(batches),
         format=format,
         storage=rng.choice(("disk", "disk", "store")),
-        sink=SINKS["files fill"],
-        beside="",
         late=late,
         timeouts=(1,) if format == 1 else (1, 2),
     )
@@ -162,19 +154,14 @@ def _world(rng: random.Random, rule: str, several: bool) -> tuple[World, dict[st
     )
     if rule == "mixed":
         return world, {}
-    need = rng.choice(needs_of(rule, NUMBERS["double"]))
-    need = 1.0 if need is None else need
-    for operation in world.operations:
-        operation.update(rule=rule, need=need, level=None)
-    sound = [row for row in world.operations if "spoiled" not in row["row"] or why_operation_rejected(row)]
-    return World(sound, world.events), {"rule": rule, "need": need}
+    criterion = a_need(rng, rule)
+    return of_one_rule(world, criterion), criterion
 
 
 # --- histories -------------------------------------------------------------------------------------------------------
 
 
 def history(seed: int) -> tuple[Scenario, list[Step]]:
-    """The history of a seed."""
     rng = random.Random(f"history {seed}")
     drawn = scenario(rng.randrange(SCENARIOS))
     drawn = replace(drawn, sink=SINKS[rng.choice(sorted(SINKS))], beside=rng.choice(BESIDE))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.connect_runs import land, run_child
+from tests.support.connect_child import land, run_child
 
 
 @pytest.mark.long

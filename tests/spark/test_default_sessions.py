@@ -37,10 +37,10 @@ from spark_purgatory.spark.host.requirements import (
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.delta_target import SNAPSHOT_PARTITIONS
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
+from tests.support.children import until
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
-from tests.support.waiting import until
 
 CHOSEN_BY_US = (
     *LOCAL_CHECKPOINT,

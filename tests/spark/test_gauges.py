@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory import gauges
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.schema import COUNTERS
-from tests.support.connect_runs import land, run_child
+from tests.support.connect_child import land, run_child
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing

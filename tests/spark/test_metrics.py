@@ -21,10 +21,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory import RecordAccumulator, metrics, monitor
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS
+from tests.support.children import until
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
-from tests.support.waiting import until
 
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 

@@ -18,10 +18,10 @@ from spark_purgatory.spark.host.requirements import NO_DATA, POLICY
 from spark_purgatory.spark.monitoring.monitor import offset_of
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.children import until
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
-from tests.support.waiting import until
 
 
 def warnings(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:

@@ -14,12 +14,11 @@ from pyspark.sql import SparkSession
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
-from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
+from tests.support.controlled_streams import CLOSING, CLOSING_US, IDLE, as_file_row, controlled, let_a_silence_pass
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
-from tests.support.silence import IDLE, let_a_silence_pass
 from tests.support.streams import Landing
 from tests.support.worlds import World, splits
 

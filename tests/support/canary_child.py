@@ -61,7 +61,6 @@ def main(host: Host, folder: Path) -> None:
 
 
 def run(spark: SparkSession, landing: Landing, made: Purgatory, samples: list[metrics.Sample]) -> None:
-    """The stream over what has landed."""
     writer = made.resolve(*landing.frames(spark)).writeStream.format("parquet").option("path", str(landing.outcomes))
     query = writer.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start()
     monitor(query, samples.append)

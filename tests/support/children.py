@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,3 +33,11 @@ def run_module(module: str, *arguments: str, **environment: str) -> str:
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stderr
+
+
+def until(condition: Callable[[], Any], seconds: float = 600) -> None:
+    """Wait for what another thread or process does; AssertionError if it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached"
+        time.sleep(0.05)

@@ -6,12 +6,16 @@ A Connect session and a classic one do not live in one process. What was seen go
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,8 +30,9 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.errors import ConfigError
+from tests.support.children import only_connect_server, run_module
+from tests.support.controlled_streams import let_a_silence_pass
 from tests.support.crash_child import builder_with, quick
-from tests.support.silence import let_a_silence_pass
 
 PURGATORY = Purgatory(
     operations=Operations(id="id", keys="id", created="at", timeout="1 minute", watermark="0 seconds"),
@@ -50,7 +55,6 @@ def statuses(rows: DataFrame) -> dict[str, int]:
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """What an action says that cannot work."""
     try:
         action()
     except (ConfigError, PySparkException) as error:
@@ -83,7 +87,6 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
 
 
 def read_log_host(spark: SparkSession, folder: Path) -> None:
-    """The same of the other host."""
     for name, value in STATE_STORE_SETTINGS.items():
         spark.conf.set(name, value)
     read_gauges(spark, folder, replace(PURGATORY, host="transformWithState"))
@@ -104,6 +107,24 @@ def read_gauges(spark: SparkSession, folder: Path, purgatory: Purgatory = PURGAT
     seen["after"] = gauges(spark, checkpoint=checkpoint)
     seen["pending"] = {row["id"]: row["progress"] for row in pending(spark, checkpoint=checkpoint).collect()}
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def land(folder: Path, name: str, hour: int, key: str, keys: range) -> None:
+    """One file of rows, all of one time."""
+    (folder / name).mkdir(exist_ok=True)
+    times = pa.array([NOON + timedelta(hours=hour)] * len(keys), pa.timestamp("us", "UTC"))
+    path = folder / name / f"{hour}.parquet"
+    pq.write_table(pa.table({key: list(keys), "at": times}), path)
+    os.utime(path, (1_700_000_000 + hour, 1_700_000_000 + hour))
+
+
+def run_child(role: str, folder: Path) -> None:
+    """A part of `connect_child`; it must end well."""
+    with only_connect_server():
+        run_module("tests.support.connect_child", role, str(folder))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,6 @@ def _rules(rows: Rows, several: bool, number: str) -> dict[str, pa.Array]:
 
 
 def _doubled(needs: Any) -> Any:
-    """A need or several as doubles."""
     if isinstance(needs, list):
         return [_doubled(need) for need in needs]
     return None if needs is None else float(needs)
@@ -146,7 +145,6 @@ def _carried(rows: Rows, values: Sequence[Any], columns: pa.Schema) -> dict[str,
 
 
 def hashes_of(keys: pa.Array, bits: int) -> pa.Array:
-    """Hashes of as many bits."""
     hashes = hash_keys(keys.fill_null("null").cast(pa.string()))
     return pa.array((hashes.view(np.uint64) & np.uint64((1 << bits) - 1)).view(np.int64))
 
@@ -230,14 +228,12 @@ class Shards:
         return sum((key or "").encode()) % self.shards
 
     def engine(self, shard: int) -> EventTimePurgatory:
-        """A shard's engine as it is now."""
         if shard in self.running:
             return self.running[shard]
         blob = self.blobs[shard]
         return EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
 
     def sent(self, operations: Rows, events: Rows, watermark_ms: int) -> Step:
-        """The step of these rows."""
         ops = [operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number)]
         sides = ops if operations else [], [events_table(events, self.hash_bits, self.spec)] if events else []
         return Step(watermark_ms, *([to_blob(table).to_pybytes() for table in side] for side in sides))

@@ -24,7 +24,6 @@ from tests.support.streams import Landing
 
 
 def main(folder: Path) -> None:
-    """Run every stream to its end."""
     builder = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", "2")
     settings = {**QUICK_SETTINGS, **STATE_STORE_SETTINGS, **unix_sockets(tempfile.gettempdir())}
     for name, value in {**settings, "spark.ui.enabled": "false", "spark.log.level": "FATAL"}.items():

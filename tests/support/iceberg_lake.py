@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
-from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, RUNTIMES, iceberg_package
+from spark_purgatory.spark.sink.drain import actions
+from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, RUNTIMES, IcebergTarget, iceberg_package
+from tests.support.sink_streams import Stream
 
 SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
 OF_OTHERS = -1
@@ -52,7 +55,6 @@ def session(folder: Path) -> SparkSession:
 
 
 def append(spark: SparkSession, table: str, *numbers: int) -> None:
-    """What another writer does."""
     spark.createDataFrame([(n, n % 2) for n in numbers], "n bigint, part bigint").writeTo(table).append()
 
 
@@ -64,12 +66,41 @@ def expire(spark: SparkSession, table: str) -> None:
 
 
 def rewrite(spark: SparkSession, table: str) -> None:
-    """Compact every file."""
     catalog, _, name = table.partition(".")
     options = "options => map('rewrite-all', 'true')"
     spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', {options})")
 
 
 def numbers(table: DataFrame) -> Counter[int]:
-    """The rows, without those of other writers."""
     return Counter(row["n"] for row in table.where(f"n > {OF_OTHERS}").collect())
+
+
+class PowerCutError(RuntimeError):
+    """Ends a run."""
+
+
+def cut_at(stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file more, and a run that ends at the failpoint; "before pick" lies between the branch and the table."""
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            actions.hook = None
+            raise PowerCutError(failpoint)
+
+    def pick(self: IcebergTarget, spark: SparkSession, written: int) -> None:
+        raise PowerCutError("before pick")
+
+    with monkeypatch.context() as patch:
+        if failpoint == "before pick":
+            patch.setattr(IcebergTarget, "_pick", pick)
+        else:
+            actions.hook = hook
+        try:
+            with pytest.raises(Exception, match=failpoint):
+                stream.add(1).run(stream.rows())
+        finally:
+            actions.hook = None
+
+
+def name(stream: Stream) -> str:
+    return str(stream.sink.table)

@@ -171,7 +171,6 @@ class IcebergWorld(World):
             self.refs[branch_of(APP)] = self.stalled[2].version
 
     def arrive(self) -> None:
-        """It goes on."""
         self.under_way = None
         if self.unpicked is None:
             self.go_on(StalledIceberg)
@@ -187,7 +186,6 @@ class IcebergWorld(World):
             self.stalled, actions.hook = None, hook
 
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
-        """The product's append."""
         target = target or self.target(SinkOptions(**self.place, **self.options))
         looked = TableLook(target.facts(None), target.no_history, "")  # type: ignore[arg-type]
         target.append(Rows(rows), looked, self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]

@@ -90,7 +90,6 @@ def runs(wheel: Path, folder: Path, pins: list[str], bill: Path) -> int:
 
 
 def main(dist: Path) -> int:
-    """Install, run, report."""
     wheel, sdist = (next(dist.resolve().glob(kind)) for kind in ("*.whl", "*.tar.gz"))
     for name, pins in {"oldest": [f"pyspark=={oldest_spark(wheel)}"], "newest": []}.items():
         bill = dist.resolve().parent / f"{dist.name}-sbom" / f"{name}-spark.cdx.json"

@@ -36,7 +36,6 @@ class JobProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> None:
-        """Start it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *arguments],
@@ -54,7 +53,6 @@ class JobProcess:
         self._process.wait()
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
     def last_commit(self) -> int:
@@ -62,7 +60,6 @@ class JobProcess:
         return max((int(path.name) for path in self._commits.glob("[0-9]*")), default=-1)
 
     def wait_until(self, condition: Callable[[], bool]) -> JobProcess:
-        """Until something is so, while it runs."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert self.is_alive(), f"the job ended:\n{self.said()}"
@@ -71,7 +68,6 @@ class JobProcess:
         return self
 
     def wait_for_commit(self, number: int) -> None:
-        """Until its query has committed a micro-batch."""
         self.wait_until(lambda: self.last_commit() >= number)
 
     def terminate(self, whole_group: bool = False) -> int:
@@ -88,10 +84,8 @@ class JobProcess:
         assert code == 0, self.said()
 
     def exit_code(self, seconds: float = WAIT_S) -> int:
-        """How it ends by itself."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     def said(self) -> str:
-        """The last of what it printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-4000:]

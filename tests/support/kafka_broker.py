@@ -23,7 +23,6 @@ START_S = 120
 
 
 def kafka_jars() -> str:
-    """Class path of the broker."""
     return resolved([PACKAGE], WORK / "ivy-kafka")
 
 
@@ -64,7 +63,6 @@ class KafkaBroker:
         return f"{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Start it, and return when it listens."""
         with (self.folder / "broker.log").open("ab") as log:
             command = self._java("kafka.Kafka", str(self._properties))
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -78,7 +76,6 @@ class KafkaBroker:
         raise TimeoutError(f"the broker does not listen at {self.address} after {START_S} s")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -90,7 +87,6 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
-    """A broker that runs within the block."""
     broker = KafkaBroker(folder)
     broker.start()
     try:

@@ -6,8 +6,10 @@ sources are beside these. With ``--end`` it reads what is there, and ends.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from spark_purgatory import (
 from spark_purgatory.demo.runner import QUICK_JAVA
 from spark_purgatory.spark.host.exchange import unix_sockets
 from tests.support.crash_child import builder_with
-from tests.support.places_world import TIMEOUT_S
+from tests.support.places_world import TIMEOUT_S, World
 from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
 
 DELAY = "12 minutes"
@@ -65,8 +67,36 @@ def outcomes(spark: SparkSession, folder: Path, host: Any, files: int = 1) -> Da
     return purgatory.resolve(orders, payments)
 
 
+A_FILE = 500
+COLUMNS = ["order_id", "status"]
+
+
+@dataclass(frozen=True)
+class Orders(World):
+    """One every so many milliseconds."""
+
+    every_ms: int = 1000
+
+    @property
+    def step_ms(self) -> int:
+        return self.every_ms
+
+
+def ends_s(number: int) -> int:
+    """The second of event time at which an order is paid, or is too late, if there is one a second."""
+    return number + (TIMEOUT_S if number % 4 == 3 else 37 * number % (TIMEOUT_S + 1))
+
+
+def land(folder: Path, files: range, size: int = A_FILE, every_ms: int = 1000) -> None:
+    """Files that a query reads in their order, of so many orders each."""
+    for number in files:
+        Orders(0, every_ms).land(folder, range(number * size, (number + 1) * size))
+        for name in ("orders", "payments"):
+            path = folder / name / f"{number * size:09d}.json"
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
 def main() -> None:
-    """Run until killed, or to the end."""
     folder, hosts, *rest = sys.argv[1:]
     spark = session(Path(folder))
     trigger = {"availableNow": True} if rest else {"processingTime": "0 seconds"}

@@ -40,12 +40,10 @@ class DeltaLanding(Landing):
         self._spark = spark
 
     def land(self, side: str, rows: Rows, schema: pa.Schema) -> None:
-        """A commit."""
         frame = self._spark.createDataFrame(arrow_rows(rows, schema))
         frame.coalesce(1).write.format("delta").mode("append").save(str(self.folder / side))
 
     def frames(self, spark: SparkSession, streaming: bool = True) -> tuple[DataFrame, DataFrame]:
-        """Both sides."""
         reader = spark.readStream if streaming else spark.read
         one, other = (reader.format("delta").load(str(self.folder / side)) for side in SIDES)
         return one, other
@@ -70,7 +68,6 @@ class KafkaLanding(Landing):
         return f"{self.folder.name}-{side}"
 
     def land(self, side: str, rows: Rows, schema: pa.Schema) -> None:
-        """A record a row."""
         times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
         table = arrow_rows(rows, schema)
         for name in times:
@@ -80,7 +77,6 @@ class KafkaLanding(Landing):
         assert self._producer.flush(60) == 0
 
     def frames(self, spark: SparkSession, streaming: bool = True) -> tuple[DataFrame, DataFrame]:
-        """Both sides, from the topics' beginnings."""
         one, other = (self._frame(spark, side, ddl, streaming) for side, ddl in zip(SIDES, self.ddls, strict=True))
         return one, other
 
@@ -131,11 +127,9 @@ class Lane:
             self.landing = KafkaLanding(self.folder, self.source)
 
     def outcomes(self) -> DataFrame:
-        """What the query writes."""
         return self.purgatory().resolve(*self.landing.frames(self.spark))
 
     def add(self, batch: Batch) -> None:
-        """Land a micro-batch."""
         self.landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
 
     def expected(self) -> Counter[Any]:
@@ -144,11 +138,9 @@ class Lane:
         return self.drawn.expected(self.landing.last_watermark_us)
 
     def purgatory(self) -> Purgatory:
-        """As it is configured now."""
         return replace(self.drawn.purgatory(self.host), **{"host": self.host, "shards": self.shards, **self.options})
 
     def run(self) -> None:
-        """Run the query over what has landed."""
         outcomes, trigger = self.outcomes(), {"availableNow": True}
         if self.sink == "accumulator":
             query: Any = self.accumulator.write_stream(outcomes, checkpoint=str(self.checkpoint), trigger=trigger)
@@ -159,7 +151,6 @@ class Lane:
 
     @property
     def accumulator(self) -> RecordAccumulator:
-        """The sink, if it is one."""
         return RecordAccumulator(path=str(self.folder / "table"), linger="1 hour", delivery_timeout="1 hour")
 
     def move(self, host: str, shards: int | None, partitions: int | None = None) -> None:
@@ -178,27 +169,22 @@ class Lane:
         assert moved.operations == sum(before.values())
 
     def waiting(self) -> Any:
-        """What waits."""
         return multiset(
             [row.asDict() for row in pending(self.spark, checkpoint=str(self.checkpoint)).collect()], *WAITS
         )
 
     def staged(self) -> Any:
-        """The table with what is staged."""
         return self.rows(self.accumulator.read(self.spark, staged=True, checkpoint=str(self.checkpoint)))
 
     def table(self) -> Any:
-        """All outcomes."""
         rows = self.accumulator.read(self.spark) if self.sink == "accumulator" else self.read()
         return Counter(rows.select(*self.columns).toJSON().collect()) if self.options else self.rows(rows)
 
     @staticmethod
     def rows(rows: DataFrame) -> Any:
-        """Rows as the oracle has them."""
         return multiset((row.asDict() for row in rows.collect()), *COLUMNS)
 
     def read(self) -> DataFrame:
-        """The table of a sink of Spark."""
         return self.spark.read.format(self.sink).load(str(self.folder / "table"))
 
 

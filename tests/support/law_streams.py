@@ -56,7 +56,6 @@ class LawStream:
         )
 
     def landed(self, folder: Path) -> Landing:
-        """The world's rows in files."""
         return Landing(folder).add(*([with_file_columns(row) for row in side] for side in self.world))
 
     def landed_in_batches(self, folder: Path, seed: int, batches: int) -> Landing:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from spark_purgatory.core.spec.codes import RULES, EventRejection
+from spark_purgatory.core.engine.outcomes import DUPLICATE_REASON
+from spark_purgatory.core.engine.resolver import REASONS as RESOLVED
+from spark_purgatory.core.spec.codes import RULES, EventRejection, OperationRejection, Status
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.core.spec.engine_spec import Evidence as Carried
+from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Rows, microseconds
 from tests.support.oracle import KINDS, decide, why_operation_rejected
 from tests.support.worlds import NUMBERS, STEP_US, TYPES, Batch, World, needs_of, random_world, splits
@@ -75,14 +79,20 @@ def draw(
             mine += [renamed(row, f"{number}/") for row in rows]
     if mixed:
         return rng, drawn, {}
+    criterion = a_need(rng, rule, numbers)
+    return rng, of_one_rule(drawn, criterion), criterion
+
+
+def a_need(rng: random.Random, rule: str, numbers: str = "double") -> dict[str, Any]:
+    """A criterion of that rule; it has a need, also where its rule reads none."""
     need = rng.choice(needs_of(rule, NUMBERS[numbers]))
-    need = 1.0 if need is None else need  # a criterion has one, also where its rule reads none
-    for operation in drawn.operations:
-        operation.update(rule=rule, need=need, level=None)
-    # A row whose fault was its rule is sound now, and would be its operation's second.
-    sound = [row for row in drawn.operations if "spoiled" not in row["row"] or why_operation_rejected(row)]
-    drawn = World(sound, drawn.events)
-    return rng, drawn, {"rule": rule, "need": need}
+    return {"rule": rule, "need": 1.0 if need is None else need}
+
+
+def of_one_rule(world: World, criterion: Mapping[str, Any]) -> World:
+    """The world under one criterion: a row whose fault was its rule would be sound, and its operation's second."""
+    rows = [{**row, **criterion, "level": None} for row in world.operations]
+    return World([row for row in rows if "spoiled" not in row["row"] or why_operation_rejected(row)], world.events)
 
 
 def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -137,6 +147,36 @@ REASONS = {
     "no_time": f"rejected, {EventRejection.AT_NO_TIME.reason}",
 }
 """How the engine writes what the oracle says of an event, under ``orphans="all"``."""
+
+
+FAULTS = {
+    "null_id": OperationRejection.NULL_ID,
+    "null_keys": OperationRejection.NO_KEYS,
+    "null_key": OperationRejection.NULL_KEY,
+    "null_created": OperationRejection.NULL_CREATED,
+    "null_deadline": OperationRejection.NULL_DEADLINE,
+    "no_time": OperationRejection.CREATED_AT_NO_TIME,
+    "deadline_before_created": OperationRejection.DEADLINE_BEFORE_CREATED,
+    "unknown_rule": OperationRejection.UNKNOWN_RULE,
+    "bad_need": OperationRejection.NO_NEED,
+}
+"""The engine's reasons of REJECTED, by what the oracle says of an operation."""
+
+
+WHYS: dict[str | None, str | None] = {
+    None: None,
+    "duplicate": DUPLICATE_REASON,
+    "failed": RESOLVED[Status.FAILED][0],
+    "cancelled": RESOLVED[Status.CANCELLED][0],
+    **{kind: why.reason for kind, why in FAULTS.items()},
+}
+"""How the engine writes what the oracle says of an operation."""
+
+
+def reasons(outcomes: list[dict[str, Any]], several: bool) -> Counter[tuple[str, str | None]]:
+    """Rows with the reasons of their outcomes, as the engine writes them; the one key may be null and not missing."""
+    whys = WHYS if several else {**WHYS, "null_keys": WHYS["null_key"]}
+    return Counter((row["row"], row["reason"] if "reason" in row else whys[row["reason_kind"]]) for row in outcomes)
 
 
 def split_orphans(
@@ -245,3 +285,13 @@ def told(outcomes: Rows) -> Counter[Any]:
         )
         for outcome in outcomes
     )
+
+
+def is_seen(compare: Callable[[int], None], seeds: Iterable[int]) -> bool:
+    """Whether a comparison of one of the worlds fails, as it must where a bug is planted."""
+    for seed in seeds:
+        try:
+            compare(seed)
+        except (AssertionError, BugError, IndexError, pa.ArrowInvalid):
+            return True
+    return False

@@ -37,7 +37,6 @@ def resident() -> dict[str, int]:
 
 
 def main() -> None:
-    """Start, wait, note, stop."""
     folder, host, starts, batches = Path(sys.argv[1]), *sys.argv[2:]
     checkpoint, table = folder / host / "checkpoint", str(folder / host / "table")
     spark = killed_child.session(folder)

@@ -31,7 +31,6 @@ class ObjectStore:
 
     @property
     def endpoint(self) -> str:
-        """Its address."""
         return f"http://{HOST}:{self.port}"
 
     def requests(self) -> Counter[str]:
@@ -40,7 +39,6 @@ class ObjectStore:
         return Counter(part_of(unquote(path)) for _, path in asked)
 
     def files(self) -> pafs.S3FileSystem:
-        """Its objects as Arrow reads them."""
         return pafs.S3FileSystem(
             access_key="testing", secret_key="testing", endpoint_override=self.endpoint, region="us-east-1"
         )

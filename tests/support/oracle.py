@@ -449,7 +449,6 @@ def level_of(op: Mapping[str, Any], key: str) -> Any:
 
 
 def is_no_number(value: Any) -> bool:
-    """Null or NaN."""
     return value is None or bool(value != value)
 
 
@@ -464,7 +463,6 @@ def _is_a_sum(need: Any, doubles: bool) -> bool:
 
 
 def is_infinite(value: Any) -> bool:
-    """Plus or minus infinity."""
     return value in (math.inf, -math.inf)
 
 

@@ -59,7 +59,6 @@ class EarlyOracle:
     accepted: list[Standing] = field(default_factory=list)
 
     def step(self, operations: Sequence[Row], events: Sequence[Row], watermark_ms: int) -> list[Row]:
-        """Outcomes of one micro-batch."""
         self.watermark_us = max(self.watermark_us, watermark_ms * 1000)
         out = [self._left(one) for one in self.accepted if one.waits and self._is_past(one.until_us)]
         for event in ({**BARE_EVENT, **event} for event in events):

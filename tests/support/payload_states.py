@@ -27,12 +27,10 @@ def spec_of(columns: pa.Schema, *played: tuple[str, str], **others: Any) -> Engi
 
 
 def arrivals(rows: list[dict[str, Any]], spec: EngineSpec) -> Any:
-    """Operations as the engine takes them."""
     return read_operations(delivered(rows, spec), spec)
 
 
 def delivered(rows: list[dict[str, Any]], spec: EngineSpec) -> pa.Table:
-    """Operations as the exchange delivers them."""
     ids, keys = (pa.array([row[name] for row in rows]) for name in ("id", "key"))
     n = len(rows)
     engine = {

@@ -25,7 +25,6 @@ CLOSING = "closing"
 
 
 def order_id(number: int) -> str:
-    """The id of an order."""
     return f"order-{number:07d}"
 
 
@@ -37,15 +36,12 @@ class World:
 
     @property
     def step_ms(self) -> int:
-        """Between two orders."""
         return 3_600_000 // self.orders
 
     def ordered_ms(self, number: int) -> int:
-        """When an order was made."""
         return START_MS + number * self.step_ms
 
     def operation_rows(self, numbers: Iterable[int]) -> Iterator[Mapping[str, object]]:
-        """Orders as they are sent."""
         for number in numbers:
             row = {"order_id": order_id(number), "ordered_at": stamp(self.ordered_ms(number))}
             yield row
@@ -75,7 +71,6 @@ class World:
             json_lines(rows, folder / name / f"{part.start:09d}.json")
 
     def land_closing(self, folder: Path) -> None:
-        """The rows that come last."""
         for name, row in zip(("orders", "payments"), self.closing_rows(), strict=True):
             json_lines([row], folder / name / "closing.json")
 
@@ -129,7 +124,6 @@ def folder_sources(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def stamp(at_ms: int) -> str:
-    """A time as JSON has it."""
     seconds, ms = divmod(at_ms, 1000)
     return f"{pa.scalar(seconds, pa.timestamp('s')).as_py():%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 

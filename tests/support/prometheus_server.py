@@ -24,19 +24,16 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **parameters: str) -> Any:
-        """What its API answers."""
         with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression gives now."""
         found: list[dict[str, Any]] = self.get("/api/v1/query", query=expression)["result"]
         return found
 
 
 @contextmanager
 def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
-    """A server that runs within the block."""
     program = shutil.which("prometheus")
     assert program, "prometheus is not on the PATH: apt-get install prometheus, brew install prometheus"
     address = f"{HOST}:{free_port()}"

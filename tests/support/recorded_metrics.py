@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, metrics, monitor
 from spark_purgatory.job.session import reading_session
-from tests.support.closed_tables import closed
+from tests.support.delta_files import closed
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "metrics_recorded.jsonl.gz"
 PORT = 9187
@@ -104,7 +104,6 @@ def scraped(port: int) -> dict[str, float]:
 
 
 def record(spark: SparkSession, folder: Path) -> list[str]:
-    """All phases, one after the other."""
     shop = Shop(spark, folder)
 
     for step in range(STEPS):
@@ -129,7 +128,6 @@ def record(spark: SparkSession, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Record, and write the file."""
     folder = Path(tempfile.mkdtemp(prefix="recorded_"))
     spark = reading_session({"spark.sql.shuffle.partitions": "2"}, folder / "spark.log", delta=True)
     lines = record(spark, folder / "shop")

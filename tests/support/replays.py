@@ -103,7 +103,6 @@ class Replays:
     ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Make the folders of the source."""
         self.random = random.Random(self.seed)
         for name in ("orders", "payments"):
             (self.folder / name).mkdir(parents=True)
@@ -144,7 +143,6 @@ class Replays:
         return spread.mapInArrow(_in_order(settings.order), rows.schema)
 
     def run(self, settings: Settings) -> None:
-        """To the end of the source."""
         release = partial(OtherSteps, version=settings.steps)
         needed = STATE_STORE_SETTINGS if self.host == "transformWithState" else {}
         with patch.object(log_host, "LogHost", release), spark_access.settings(self.spark, needed):

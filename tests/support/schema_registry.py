@@ -29,7 +29,6 @@ class SchemaRegistry:
         self.url = url
 
     def register(self, subject: str, schema: Mapping[str, Any]) -> int:
-        """The id of a subject's new version."""
         body = json.dumps({"schema": json.dumps(schema)}).encode()
         headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
         request = urllib.request.Request(f"{self.url}/subjects/{subject}/versions", data=body, headers=headers)
@@ -39,7 +38,6 @@ class SchemaRegistry:
 
 @contextmanager
 def schema_registry(folder: Path) -> Iterator[SchemaRegistry]:
-    """A registry that runs within the block."""
     port = free_port()
     url = f"http://{HOST}:{port}/apis/ccompat/v7"
     command = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(_runner())]
@@ -63,7 +61,6 @@ def _runner() -> Path:
 
 
 def framed(schema_id: int, record: bytes) -> bytes:
-    """Bytes as Confluent's serializers send them."""
     return b"\x00" + schema_id.to_bytes(4, "big") + record
 
 

@@ -65,7 +65,6 @@ def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None =
 
 
 def warehouse(spark: SparkSession) -> Path:
-    """The folder of tables by name."""
     return Path(str(spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"))
 
 

@@ -112,7 +112,6 @@ class World:
     place: Mapping[str, Any] = field(default_factory=lambda: {"path": "/table"})
 
     def target(self, options: SinkOptions) -> Target:
-        """The product's target on this table."""
         return WorldTable(self, options)
 
     def draw(self, batch_id: int) -> dict[str, list[int]]:
@@ -149,7 +148,6 @@ class World:
         return max([entry.commit.number for entry in self.versions if entry.commit is not None], default=-1)
 
     def add(self, operation: str, parameters: dict[str, str | None], commit: DrainCommit | None = None) -> None:
-        """A new version of the table."""
         number = self.versions[-1].version + 1 if self.versions else 0
         self.table_id = self.table_id or str(uuid4())
         self.versions.append(TableVersion(number, operation, parameters, commit and replace(commit, version=number)))
@@ -328,7 +326,6 @@ class WorldSender(Sender):
         return super()._do(action, work)
 
     def waited(self) -> None:
-        """Time passes without a real wait."""
         self.policy._made_ms += 1000
 
 
@@ -366,7 +363,6 @@ class WorldBeside(Beside):
 
 
 def contents(rows: Mapping[str, Sequence[int]]) -> Contents:
-    """What the record of a micro-batch says."""
     return Contents(sum(map(len, rows.values())), sum(map(sum, rows.values())))
 
 

@@ -18,7 +18,6 @@ class ShardState:
     timers: set[int] = field(default_factory=set)
 
     def copy(self) -> ShardState:
-        """What an attempt works on."""
         return ShardState(dict(self.values), {name: dict(of) for name, of in self.maps.items()}, set(self.timers))
 
 
@@ -38,16 +37,13 @@ class Handle:
 
     @property
     def state(self) -> ShardState:
-        """The grouping key's."""
         assert self.key is not None, "state can be read and written only in a call of a grouping key"
         return self.states.setdefault(self.key, ShardState())
 
     def getValueState(self, name: str, schema: T.StructType) -> Value:
-        """As Spark's."""
         return Value(self, name, schema)
 
     def getMapState(self, name: str, key_schema: T.StructType, schema: T.StructType) -> Map:
-        """As Spark's."""
         return Map(self, name, key_schema, schema)
 
     def registerTimer(self, at_ms: int) -> None:
@@ -70,20 +66,16 @@ class Value:
     schema: T.StructType
 
     def exists(self) -> bool:
-        """Whether there is a value."""
         return self.name in self.handle.state.values
 
     def get(self) -> tuple[bytearray] | None:
-        """The value, None where there is none."""
         found = self.handle.state.values.get(self.name)
         return None if found is None else (bytearray(found),)
 
     def update(self, value: tuple[bytes]) -> None:
-        """Write it."""
         self.handle.state.values[self.name] = _the(self.schema, value, bytes)
 
     def clear(self) -> None:
-        """Remove it."""
         self.handle.state.values.pop(self.name, None)
 
 
@@ -101,20 +93,13 @@ class Map:
         return self.handle.state.maps.setdefault(self.name, {})
 
     def exists(self) -> bool:
-        """Whether there is any entry."""
         return bool(self._all)
 
-    def containsKey(self, key: tuple[int]) -> bool:
-        """Whether there is an entry."""
-        return _the(self.key_schema, key, int) in self._all
-
     def getValue(self, key: tuple[int]) -> Row | None:
-        """The entry, None where there is none."""
         found = self._all.get(_the(self.key_schema, key, int))
         return None if found is None else Row(**{self.schema.names[0]: bytes(found)})
 
     def updateValue(self, key: tuple[int], value: tuple[bytes]) -> None:
-        """Write an entry."""
         self._all[_the(self.key_schema, key, int)] = _the(self.schema, value, bytes)
 
     def removeKey(self, key: tuple[int]) -> None:
@@ -122,5 +107,4 @@ class Map:
         self._all.pop(_the(self.key_schema, key, int), None)
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._all.clear()

@@ -24,7 +24,6 @@ WAIT_SECONDS = 120
 
 
 def session(kind: str, folder: Path, delta: bool) -> SparkSession:
-    """A session as a user makes it."""
     from delta import configure_spark_with_delta_pip
 
     builder = SparkSession.builder.remote("local[2]") if kind == "connect" else SparkSession.builder.master("local[2]")
@@ -38,7 +37,6 @@ def session(kind: str, folder: Path, delta: bool) -> SparkSession:
 
 
 def land(folder: Path, number: int) -> None:
-    """A file of ten rows."""
     (folder / "in").mkdir(exist_ok=True)
     numbers = range(number * 10, number * 10 + 10)
     pq.write_table(
@@ -47,7 +45,6 @@ def land(folder: Path, number: int) -> None:
 
 
 def rows(spark: SparkSession, folder: Path) -> DataFrame:
-    """The stream of these files."""
     reader = spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
     return reader.parquet(str(folder / "in"))
 

@@ -12,7 +12,6 @@ NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 def at(minutes: float) -> datetime:
-    """Minutes after noon."""
     return NOON + timedelta(minutes=minutes)
 
 

@@ -90,7 +90,6 @@ class Landing:
         os.utime(path, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
 
     def frames(self, spark: SparkSession, streaming: bool = True) -> tuple[DataFrame, DataFrame]:
-        """Both sides as DataFrames."""
         reader = spark.readStream.option("maxFilesPerTrigger", 1) if streaming else spark.read
         return (
             reader.schema(self.ddls[0]).parquet(str(self.folder / "operations")),
@@ -111,7 +110,6 @@ class Landing:
         return self.written(spark)
 
     def written(self, spark: SparkSession) -> list[dict[str, Any]]:
-        """All outcomes written so far."""
         return [row.asDict() for row in spark.read.parquet(str(self.outcomes)).collect()]
 
 

@@ -79,7 +79,6 @@ def _site_packages() -> Path:
 
 
 def built_wheel(folder: Path, root: Path) -> Path:
-    """The wheel of this checkout."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     [wheel] = folder.glob("*.whl")

@@ -61,9 +61,6 @@ def queued(accumulator: Policy, partition: str = "x") -> list[int]:
     return numbers(accumulator.queues.of(partition).batches)
 
 
-# --- appends --------------------------------------------------------------------------------------
-
-
 def test_the_worked_example_holds() -> None:
     accumulator = policy()
     opened = [put(accumulator, size) for size in (60, 50, 10)]
@@ -82,9 +79,6 @@ def test_the_worked_example_holds() -> None:
     for batch in take(accumulator, 10):
         accumulator.complete(batch, "done")
     assert accumulator.ripe(10, everything=True) == [] and accumulator.in_flight == ()
-
-
-# --- ripe and drained -----------------------------------------------------------------------------
 
 
 def test_with_a_file_that_is_full_only_those_go_along_that_are_nearly_full() -> None:
@@ -134,9 +128,6 @@ def test_a_round_takes_one_batch_a_partition_stops_where_one_does_not_fit_and_go
     assert [batch.partition for batch in take(accumulator, size=200)] == ["x", "y"]
     assert [batch.partition for batch in take(accumulator, size=1)] == ["z"], "one goes whatever its size"
     assert [batch.partition for batch in take(accumulator)] == ["x", "y", "z"]
-
-
-# --- results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("state", "event"), [*product(BatchState, BatchEvent)])

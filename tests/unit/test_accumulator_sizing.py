@@ -10,9 +10,6 @@ from spark_purgatory.accumulator import sizing
 from spark_purgatory.accumulator.sizing import (
     MAX_RATIO,
     MIN_RATIO,
-    PRIOR_RATIO,
-    PRIOR_ROW_BYTES,
-    DecayedQuotient,
     SizeCalibration,
     clamp,
 )
@@ -34,31 +31,6 @@ def test_the_worked_example_holds() -> None:
     sizes.observe_committed("x", 8 * MIB, 4 * MIB)
     assert sizes.ratio("x") == pytest.approx(21 / 41) and sizes.row_bytes("x") == pytest.approx(65.6, abs=0.05)
     assert sizes.rows_for("x", 16 * MIB) == 255_903
-
-
-def test_before_anything_is_known_the_prior_speaks() -> None:
-    sizes = calibration()
-    assert sizes.ratio("x") == PRIOR_RATIO and sizes.row_bytes("x") == PRIOR_ROW_BYTES
-    assert sizes.file_bytes("x", 1000) == 1000 and sizes.rows_for("x", 1000) == 10
-
-
-def test_one_large_commit_outweighs_the_prior_and_a_small_one_does_not() -> None:
-    large, small = calibration(), calibration()
-    large.observe_committed("x", 16 * MIB, 4 * MIB)
-    small.observe_committed("x", 1024, 256)
-    assert large.ratio("x") == pytest.approx(0.25, abs=0.03)
-    assert small.ratio("x") == pytest.approx(1, abs=0.002)
-
-
-def test_a_change_of_the_data_is_followed_within_a_few_files() -> None:
-    sizes = calibration()
-    for _ in range(50):
-        sizes.observe_committed("x", 16 * MIB, 16 * MIB)
-    ratios = []
-    for _ in range(5):
-        sizes.observe_committed("x", 16 * MIB, 4 * MIB)
-        ratios.append(sizes.ratio("x"))
-    assert ratios == pytest.approx([0.625, 0.4375, 0.34375, 0.296875, 0.2734375])
 
 
 def test_partitions_are_told_apart_and_a_new_one_starts_at_what_the_table_has_shown() -> None:
@@ -99,15 +71,6 @@ def test_only_the_partitions_used_last_are_remembered(monkeypatch: pytest.Monkey
     table = sizes.ratio("never seen")
     assert sizes.ratio("a") > 3.9 and sizes.ratio("c") < 1.1
     assert sizes.ratio("b") == table, "forgotten, so it starts at the table's again"
-
-
-def test_a_decayed_quotient_weighs_what_is_new_and_what_is_large() -> None:
-    quotient = DecayedQuotient(1.0, 1.0)
-    quotient.observe(8, 4, keep=0.5)
-    assert quotient.value == 8.5 / 4.5
-    again = quotient.restarted(1.0)
-    again.observe(0, 1, keep=0.5)
-    assert again.value == pytest.approx(quotient.value * 0.5 / 1.5) and quotient.value == 8.5 / 4.5
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 10**13), st.integers(0, 10**13)), max_size=30))

@@ -184,9 +184,7 @@ def test_a_number_that_is_too_large_is_refused_by_name(declared: type, name: str
             lambda: Operations(id="a", keys="a", created="a", timout="1 s"),
             "Operations has no timout=, did you mean 'timeout'",
         ),
-        (lambda: Completions(keys="a", time="a"), "Completions has no keys=, did you mean 'key'"),
         (lambda: Purgatory(operation=1), "Purgatory has no operation=, did you mean 'operations'"),
-        (lambda: RecordAccumulator(path="a", lingr="1 s"), "RecordAccumulator has no lingr=, did you mean 'linger'"),
         (
             lambda: RecordAccumulator(path="a", linger_ms=1),
             "RecordAccumulator has no linger_ms=, did you mean 'linger'",
@@ -255,18 +253,6 @@ def test_every_field_of_the_file_is_read_where_a_job_runs(model: type[BaseModel]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("any_key", criteria.any_key()),
-        ({"quorum": 2}, criteria.quorum(2)),
-        ("by_row", criteria.by_row()),
-    ],
-)
-def test_a_criterion_in_the_file(tmp_path: Path, given: object, expected: object) -> None:
-    assert purgatory_of(config(tmp_path, purgatory={"criterion": given})).criterion == expected
-
-
-@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: criteria.Criterion("most_keys"), "criterion rule 'most_keys' is unknown: use one of any_key"),
@@ -285,16 +271,10 @@ def test_a_criterion_that_cannot_be_is_refused_where_it_is_made(make: Callable[[
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"operations": {"watermark": None}},
-            "operations.watermark is not set",
-        ),
         ({"completions": {"watermark": 30}}, "completions.watermark: 30 is not a duration: it has no unit"),
         ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
-        ({"purgatory": {"emit": "late"}}, r"purgatory.emit: 'late'; allowed: 'early' or 'final'|purgatory.emit"),
         ({"purgatory": {"scop": "x"}}, "did you mean 'scope'"),
         ({"purgatory": {"criterion": {"sum_at_least": "much"}}}, "'much' is not a number"),
-        ({"output": {"linger": -1}}, "output.linger: -1 is not a duration: it has no unit"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_field(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
@@ -319,12 +299,3 @@ def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
     assert config(tmp_path, purgatory={"host": "transformWithState"}).state_store == "rocksdb"
     with pytest.raises(JobConfigError, match=r"state_store: .hdfs.: purgatory\.host transformWithState needs"):
         config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
-
-
-@pytest.mark.parametrize("side", ["operations", "completions"])
-def test_a_stream_is_asked_for_its_watermark(tmp_path: Path, side: str) -> None:
-    without = {name: value for name, value in SMALLEST[side].items() if name != "watermark"}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump({**SMALLEST, side: without}))
-    with pytest.raises(JobConfigError, match=rf'{side}\.watermark is not set: .* for example "10 minutes"'):
-        load_config(path, ())

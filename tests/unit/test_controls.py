@@ -7,11 +7,15 @@ from dataclasses import replace
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.waiting import Waiting
+from spark_purgatory.core.events import control_log
+from spark_purgatory.core.events.event_log import EventSegment, Spans
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
@@ -30,9 +34,6 @@ from tests.support.oracle import KINDS
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)
 both = pytest.mark.parametrize("spec", [ANY, HELD], ids=["early", "final"])
-
-
-# --- by operation alone -------------------------------------------------------------------------
 
 
 def alone(words: str) -> list[Row]:
@@ -59,20 +60,6 @@ def test_an_operation_that_waits_shows_its_events_and_one_that_expires_none_unle
 
 
 @both
-def test_where_events_go_to_the_shard_of_their_key_an_operation_alone_is_rejected_and_counted(spec: EngineSpec) -> None:
-    shards = Shards(replace(spec, orphans="all"))
-    outcomes = shards.run([([op()], alone("cancel:-:14@o complete:-:14@o"), 0), ([], [], 60)])
-    told_of = [outcome["reason"] for outcome in outcomes if outcome["status"] == "ORPHAN"]
-    assert told_of == [
-        f"cancel on key null for operation o counted for no operation: rejected, "
-        f"{EventRejection.OPERATION_ALONE.reason}",
-        "complete on key null for operation o counted for no operation: rejected, the key is null",
-    ]
-    rejections = shards.tallies()[0].event_rejections
-    assert rejections[EventRejection.OPERATION_ALONE] == rejections[EventRejection.NULL_KEY] == 1
-
-
-@both
 def test_an_event_that_names_a_waiting_operation_on_a_key_that_this_does_not_have_is_counted(spec: EngineSpec) -> None:
     spec = replace(spec, criterion=criteria.all_keys())
     shards = Shards(spec, shards=3, several=True)
@@ -84,17 +71,6 @@ def test_an_event_that_names_a_waiting_operation_on_a_key_that_this_does_not_hav
     assert sum(tally.event_rejections[EventRejection.FOREIGN_KEY] for tally in tallies) == 2
     assert sum(tally.events_rejected for tally in tallies) == 0, "an operation of this id that has the key may come yet"
 
-
-@both
-@pytest.mark.parametrize("seconds", [None, -0.001, float("nan"), float("inf")])
-def test_an_extension_without_a_duration_is_rejected_and_counted(spec: EngineSpec, seconds: float | None) -> None:
-    shards = Shards(spec)
-    shards.step([op()], [ev(kind="extend", value=seconds)], 0)
-    tally = shards.tallies()[0]
-    assert (tally.events_rejected, tally.event_rejections[EventRejection.BAD_EXTENSION]) == (1, 1)
-
-
-# --- boundary values, hot keys ---------------------------------------------------------------------
 
 LAST = 2**63 - 1
 TIMES = (None, 0, 1, -1, LAST, -LAST, -(2**63), 253_402_300_799_999_999, -12_219_292_800_000_000, 86_400_000_000)
@@ -157,3 +133,45 @@ def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_t
     assert set(decided[0]["matched"].to_pylist()) == {1990} and seconds < 10
     with capsys.disabled():
         print(f"\n{n:,} operations on one key, 4,000 events of which 20 come twice, a cancel: {seconds:.1f} s")
+
+
+SPEC = EngineSpec(criteria.any_key(), operation_ids=True)
+
+
+def renewals(keys: str, n: int, every_us: int = 1_000) -> list[Row]:
+    """``n`` renewals by 1.5 times their distance, on each key in turn."""
+    return [
+        ev(keys[i % len(keys)], 19_999 + i * every_us, kind="extend", value=1.5e-6 * every_us, operation_id=None)
+        for i in range(n)
+    ]
+
+
+def passes(n_renewals: int, n_operations: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """(passes over spans, events in the largest segment read) of a step after so many renewals on two keys in turn."""
+    shards = Shards(SPEC, several=True)
+    shards.step([op(f"o{i}", "ab") for i in range(n_operations)], renewals("ab", n_renewals), 0)
+    sizes: list[int] = []
+    until = Spans.until
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Spans, "until", lambda span, times_us: sizes.append(len(span.segment.time_us)) or until(span, times_us)
+        )
+        shards.step([], [ev("a", 20_000, kind="extend", value=0.001, operation_id=None)], 0)
+    return len(sizes), max(sizes)
+
+
+def test_a_step_after_many_renewals_in_turns_passes_over_them_as_often_as_after_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few, many = (passes(n, 3, monkeypatch) for n in (200, 20_000))
+    assert many[0] == few[0]
+
+
+def test_times_far_before_1970_are_put_together_without_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_log, "ROUNDS", 1)
+    before, keys = -(2**62), pa.array(["a", "b"])
+    segment = EventSegment.build(
+        keys, np.array([0, 1 << 40]), np.array([before, before + 5]), np.array([5, MAX_TIME_US])
+    )
+    spans = Spans(segment, np.array([0, 0]), segment.start[:-1], segment.start[:-1], segment.start[1:])
+    assert control_log.extended([spans], np.array([before])).tolist() == [before + 5 + MAX_TIME_US]

@@ -52,9 +52,6 @@ def events_in(segments: list[EventSegment]) -> Counter[Event]:
     return found
 
 
-# --- the log --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_log_keeps_every_event_in_at_most_log2_n_plus_2_segments(seed: int) -> None:
     rng, log, model = random.Random(seed), EventLog(), Counter[Event]()
@@ -71,7 +68,6 @@ def test_a_log_keeps_every_event_in_at_most_log2_n_plus_2_segments(seed: int) ->
 
 
 def nobody(segment: EventSegment) -> Array:
-    """No waiting operation needs any event."""
     return np.full(len(segment.group_hash), 2**63 - 1)
 
 

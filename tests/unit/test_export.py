@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-import pytest
 
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.criteria import ByRow
@@ -20,7 +19,6 @@ from spark_purgatory.core.state.export import events_tables, ids_table, operatio
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.spark.move import tables
 from tests.support.engine_driver import Shards
-from tests.support.moves import moved
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "export_v1.jsonl"
 CANARY = "canary"
@@ -36,7 +34,6 @@ def ev(key: str | None = "a", time: int = 15_000, **others: Any) -> dict[str, An
 
 FINAL = EngineSpec(criteria.count(3), final=True, operation_ids=True, event_ids=True, orphans="all")
 EARLY = EngineSpec(criteria.sum_at_least(9), operation_ids=True)
-BY_ROW = EngineSpec(ByRow("rule", "need", "levels"), operation_ids=True)
 UNITS = EngineSpec(ByRow("rule", "need", "levels"), operation_ids=True, number="decimal(18,2)")
 RULED = [
     op("count", rule="count", need=3),
@@ -52,8 +49,6 @@ STREAMS: dict[str, tuple[EngineSpec, bool, list[Any], list[Any]]] = {
         [op("o1"), op("o2", "b"), op("o2", "b", 13_000, 30_000), op("o3", "c", deadline=50_000)],
         [ev(), ev(time=16_000, kind="extend"), ev("z"), ev("b", **NAMED), ev("c", 11_000, kind="force")],
     ),
-    "early": (EARLY, True, [op("o1", "ab"), op("o2", "cd")], [ev(), ev("c"), ev("d", value=None), ev(None, **NAMED)]),
-    "by row": (BY_ROW, True, RULED, [ev()]),
     "by row, units": (UNITS, True, RULED, [ev()]),
 }
 
@@ -70,23 +65,6 @@ def exported(stream: str) -> dict[str, pa.Table]:
         kept = kept.set_column(kept.column_names.index(name), name, kept[name].cast(pa.string()))
     tables = {"operations": operations_table(engine, ["id", "row"]), "events": kept, "ids": ids_table(engine)}
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def test_a_rule_without_a_need_has_null_in_an_export() -> None:
-    operations = exported("by row")["operations"]
-    needs = dict(zip(operations["rule"].to_pylist(), operations["need"].to_pylist(), strict=True))
-    assert needs["any_key"] is None and needs["count"] == 3.0
-
-
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("controlled", [False, True])
-def test_an_id_that_only_the_seen_ids_have_travels_with_its_operation(several: bool, controlled: bool) -> None:
-    spec = EngineSpec(criteria.count(2), control_events=controlled)
-    shards = Shards(spec, 2, several)
-    shards.step([op("o1")], [], 0)
-    after = moved(shards, spec, 3)
-    [outcome] = after.step([op("o1", created=15_000, deadline=30_000)], [], 5)
-    assert outcome["status"] == "DUPLICATE"
 
 
 def golden_lines() -> list[str]:

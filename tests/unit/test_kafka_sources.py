@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -172,20 +173,32 @@ def test_the_session_gets_the_jars_of_what_it_reads_and_writes(tmp_path: Path) -
     assert _packages(job(tmp_path, packages=own)) == own
 
 
-# --- the registry ---------------------------------------------------------------------------------
-
-
 class Answers(BaseHTTPRequestHandler):
     """A registry's answers for the subjects of the test."""
 
-    subjects: dict[str, list[dict[str, Any]]]
+    subjects: ClassVar[dict[str, list[dict[str, Any]]]] = {
+        "orders-value": [{"id": 4, "schema": json.dumps(V1)}, {"id": 9, "schema": json.dumps(V2)}],
+        "messages": [{"id": 5, "schema": "syntax", "schemaType": "PROTOBUF"}],
+        "parts": [{"id": 6, "schema": json.dumps(V1), "references": [{"name": "x", "subject": "x", "version": 1}]}],
+        "words": [{"id": 7, "schema": '"string"'}],
+    }
     password: str | None = None
+    moved_to: str | None = None
+    """Where it sends those on who ask below ``/moved``; all others go there first."""
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+    """Paths, and what each was asked with."""
 
     def do_GET(self) -> None:
         """``/subjects/NAME/versions`` and each of them."""
+        given = self.headers.get("Authorization")
+        self.asked.append((self.path, given))
         asked = self.path.removeprefix("/subjects/").split("/")
         versions = self.subjects.get(asked[0])
-        if self.password is not None and self.headers.get("Authorization") != self.password:
+        if self.moved_to is not None:
+            self.send_response(302)
+            self.send_header("Location", f"{self.moved_to if self.path.startswith('/moved') else ''}/moved{self.path}")
+            self.end_headers()
+        elif self.password is not None and given != self.password:
             self.send_error(401)
         elif versions is None:
             self.send_error(404)
@@ -199,23 +212,18 @@ class Answers(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.fixture
-def registry() -> Iterator[str]:
-    """Its address."""
-    Answers.subjects = {
-        "orders-value": [{"id": 4, "schema": json.dumps(V1)}, {"id": 9, "schema": json.dumps(V2)}],
-        "messages": [{"id": 5, "schema": "syntax", "schemaType": "PROTOBUF"}],
-        "parts": [{"id": 6, "schema": json.dumps(V1), "references": [{"name": "x", "subject": "x", "version": 1}]}],
-        "words": [{"id": 7, "schema": '"string"'}],
-    }
-    Answers.password = None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+@contextmanager
+def answers(**given: Any) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """The address of a registry, and what it was asked."""
+    kind = type("Given", (Answers,), {"asked": [], **given})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", kind.asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def read(folder: Path, url: str, **more: Any) -> KafkaSource:
@@ -235,84 +243,34 @@ def read(folder: Path, url: str, **more: Any) -> KafkaSource:
         ("words", "subject 'words', version 1 must be the schema of a record"),
     ],
 )
-def test_a_subject_that_cannot_be_read_is_named(tmp_path: Path, registry: str, subject: str, said: str) -> None:
-    with pytest.raises(JobConfigError) as refused:
+def test_a_subject_that_cannot_be_read_is_named(tmp_path: Path, subject: str, said: str) -> None:
+    with answers() as (registry, _), pytest.raises(JobConfigError) as refused:
         schemas_of(read(tmp_path, registry, subject=subject), "operations")
     assert "operations.source.avro.registry" in str(refused.value)
     assert said in str(refused.value)
 
 
-def test_the_registrys_password_is_sent_and_never_shown(tmp_path: Path, registry: str) -> None:
-    Answers.password = "Basic bWU6aHVudGVyMg=="  # me:hunter2
-    source = read(tmp_path, registry, user_info="me:hunter2")
-    assert len(schemas_of(source, "operations").writers) == 2
-    assert "hunter2" not in repr(source)
-    with pytest.raises(JobConfigError) as refused:
-        schemas_of(read(tmp_path, registry, user_info="me:wrong"), "operations")
+def test_the_registrys_password_is_sent_and_never_shown(tmp_path: Path) -> None:
+    with answers(password="Basic bWU6aHVudGVyMg==") as (registry, _):  # me:hunter2
+        source = read(tmp_path, registry, user_info="me:hunter2")
+        assert len(schemas_of(source, "operations").writers) == 2
+        assert "hunter2" not in repr(source)
+        with pytest.raises(JobConfigError) as refused:
+            schemas_of(read(tmp_path, registry, user_info="me:wrong"), "operations")
     assert "the registry refuses user_info" in str(refused.value)
     assert "wrong" not in str(refused.value)
 
 
-def test_a_redirect_to_another_server_is_not_followed(
-    tmp_path: Path, registry: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str | None]] = []
-
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            """Send on to the registry, on another port, or within this server."""
-            seen.append((self.path, self.headers.get("Authorization")))
-            inside = self.path.startswith("/moved")
-            self.send_response(302)
-            self.send_header("Location", f"{registry if inside else ''}/moved{self.path}")
-            self.end_headers()
-
-        def log_message(self, *said: Any) -> None:
-            """Nothing."""
-
-    asked: list[str | None] = []
-    answer = Answers.do_GET
-    monkeypatch.setattr(
-        Answers, "do_GET", lambda self: (asked.append(self.headers.get("Authorization")), answer(self))[1]
-    )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        with pytest.raises(JobConfigError, match=r"redirects to another server \(HTTP 302\)"):
-            schemas_of(read(tmp_path, f"http://127.0.0.1:{server.server_port}", user_info="me:hunter2"), "operations")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert [path for path, _ in seen] == ["/subjects/orders-value/versions", "/moved/subjects/orders-value/versions"]
-    assert all(authorization for _, authorization in seen), "within the server user_info goes along"
-    assert asked == [], "the other server has not heard of user_info"
-
-
-@pytest.mark.parametrize(
-    "registry",
-    [
-        {"url": "http://u:hunter2@[bad/x"},
-        {"url": "http://u:hunter2@registry:8081"},
-        {"url": "hunter2@registry"},
-        {"url": "file:///hunter2"},
-        {"url": "http://registry:hunter2/"},
-        {"url": ["hunter2"]},
-        {"url": "http://registry", "user_info": 4711},
-        {"url": "http://registry", "user_info": ["me:hunter2"]},
-        {"url": "http://registry", "userinfo": "me:hunter2"},
-        {"url": "http://registry", "userinfo": 4711},
-    ],
-    ids=str,
-)
-def test_what_is_wrong_with_a_registry_is_said_without_its_password(tmp_path: Path, registry: dict[str, Any]) -> None:
-    with pytest.raises(JobConfigError, match=r"source\.avro\.registry") as refused:
-        job(tmp_path, {"schema": None, "avro": {"registry": registry}})
-    assert "hunter2" not in str(refused.value) and "4711" not in str(refused.value)
-
-
-# --- lag ------------------------------------------------------------------------------------------
+def test_a_redirect_to_another_server_is_not_followed(tmp_path: Path) -> None:
+    with (
+        answers() as (other, never),
+        answers(moved_to=other) as (registry, asked),
+        pytest.raises(JobConfigError, match=r"redirects to another server \(HTTP 302\)"),
+    ):
+        schemas_of(read(tmp_path, registry, user_info="me:hunter2"), "operations")
+    assert [path for path, _ in asked] == ["/subjects/orders-value/versions", "/moved/subjects/orders-value/versions"]
+    assert all(authorization for _, authorization in asked), "within the server user_info goes along"
+    assert never == [], "the other server has not heard of user_info"
 
 
 class Source:

@@ -1,7 +1,8 @@
-"""Values and needs are compared and added up exactly in their own type: against Python's integers and Decimals."""
+"""Values and needs are compared and added up exactly in their own type: against integers, Decimals and Fractions."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal, localcontext
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import (
+    LARGEST,
+    LIMB_BITS,
+    LIMBS,
     UNREACHED,
     ExactSums,
     addends,
@@ -43,6 +47,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
 from tests.support.engine_driver import END_MS, Shards, events_table, operations_table
+from tests.support.now_and_then import examples
 from tests.support.operations import ev, op
 
 D = Decimal
@@ -57,7 +62,6 @@ def column(units: Sequence[int | None], scale: int = 0) -> pa.Array:
 
 
 def unwrapped(values: Any) -> list[int | None]:
-    """Units as Python has them."""
     if is_wide(values):
         wide = [int.from_bytes(v.ljust(16, b"\0"), "big") - 2**127 for v in values.tolist()]
         return [None if v == -(2**127) else v for v in wide]
@@ -66,12 +70,8 @@ def unwrapped(values: Any) -> list[int | None]:
 
 @pytest.fixture(autouse=True)
 def digits() -> Iterator[None]:
-    """Decimals of all digits, whatever the context."""
     with localcontext(prec=100):
         yield
-
-
-# --- a column of units ----------------------------------------------------------------------------
 
 
 def test_the_worked_example_of_the_module() -> None:
@@ -153,9 +153,6 @@ def test_a_need_is_rounded_up_and_a_float_means_what_it_is_written_as(value: Any
     assert units_up(value, scale) == units
 
 
-# --- seconds of extensions ------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(-ONES, ONES), st.integers(0, 10**20)), max_size=5), st.integers(0, 38))
 def test_seconds_are_whole_microseconds_half_to_even(units: list[int | None], scale: int) -> None:
@@ -164,8 +161,6 @@ def test_seconds_are_whole_microseconds_half_to_even(units: list[int | None], sc
     expected = [us if us < longest else MAX_TIME_US for us in expected]
     assert seconds_us(column(units, scale)).tolist() == expected
 
-
-# --- the engine -----------------------------------------------------------------------------------
 
 CENTS = EngineSpec(criteria.sum_at_least(D("0.80")), number="decimal(10,2)")
 
@@ -209,9 +204,6 @@ def test_what_waits_for_a_sum_of_decimals_shows_how_far_it_has_come() -> None:
     assert Waiting(shards.engine(0), None).column("progress").to_pylist() == ["0.55 of 0.8", "0 of 0.8"]
 
 
-# --- states ---------------------------------------------------------------------------------------
-
-
 def saved(spec: EngineSpec) -> bytes:
     engine = EventTimePurgatory(spec)
     rows = [op(deadline=90_000, rule="sum_at_least", need=1, level=None)]
@@ -247,9 +239,6 @@ def test_a_state_of_another_number_type_is_refused_by_name(criterion: Any) -> No
     assert restore(double, saved(double), 1).pending == 1
 
 
-# --- at the door ----------------------------------------------------------------------------------
-
-
 def test_a_need_of_more_digits_than_decimals_have_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"needs 1E\+30, and completions.value \(decimal\(38,18\)\) has 18 decimal places"
@@ -261,3 +250,77 @@ def test_values_of_another_type_than_the_querys_are_a_bug() -> None:
     engine = EventTimePurgatory(CENTS)
     with pytest.raises(BugError, match=r"number type is decimal\(10,2\)"):
         engine.step(None, read_events(events_table([ev(value=1.0)]), CENTS.criterion), 0)
+
+
+SMALLEST = 2.0**-96
+"""What lies below is cut off."""
+TINIEST = 5e-324
+
+
+def reaches(values: list[float], need: float) -> bool:
+    """Whether the sum of all values reaches ``need``."""
+    prefix, total = ExactSums.prefixes(np.array(values, float)), ExactSums.zeros(1)
+    total.add_at(np.array([0]), prefix, np.array([0]), np.array([len(values)]))
+    return bool(total.at_least(np.array([need]))[0])
+
+
+def cut(value: float) -> Fraction:
+    """A value as the sums take it: cut at 2**-96, at most 2**62."""
+    fraction = min(Fraction(value), Fraction(LARGEST))
+    return Fraction(int(fraction / Fraction(SMALLEST))) * Fraction(SMALLEST)
+
+
+def next_up(value: float) -> float:
+    return float(np.nextafter(value, np.inf))
+
+
+def next_down(value: float) -> float:
+    return float(np.nextafter(value, -np.inf))
+
+
+@pytest.mark.parametrize("value", [1e19, 2.0**63, 1e308, float(np.finfo(float).max), np.inf])
+def test_values_from_two_to_the_62_on_count_as_that(value: float) -> None:
+    limbs = [ExactSums.prefixes(np.array([each, 0.5])).limbs.tolist() for each in (value, LARGEST)]
+    assert limbs[0] == limbs[1]
+    assert reaches([value], LARGEST)
+    assert not reaches([next_down(LARGEST)], value)
+
+
+def test_a_million_addends_carry_as_they_should() -> None:
+    for value in (0.1, 2.0**-43 * (1 - 2.0**-53), 4_294_967_295.999):
+        n = 1_000_000
+        total = float(n * Fraction(value))
+        expected = [n * Fraction(value) >= Fraction(need) for need in (next_down(total), total, next_up(total))]
+        answers = ExactSums.prefixes(np.full(n, value))
+        sums = ExactSums.zeros(3)
+        sums.add_at(np.arange(3), answers, np.zeros(3, np.int64), np.full(3, n))
+        got = sums.at_least(np.array([next_down(total), total, next_up(total)]))
+        assert got.tolist() == expected, value
+
+
+def test_the_limbs_have_room_for_every_event_of_a_shard() -> None:
+    # 2**28 rows of one shard, each with every bit of a limb set, stay below 2**63.
+    assert (1 << 28) * ((1 << LIMB_BITS) - 1) < 1 << 63
+    assert LIMBS * LIMB_BITS == 96 + 64
+
+
+ANY_VALUE = st.integers(0, 0x7FEF_FFFF_FFFF_FFFF).map(
+    lambda bits: float(struct.unpack("<d", struct.pack("<q", bits))[0])
+)
+VALUES = st.one_of(
+    st.floats(0, 10),
+    st.sampled_from([0.1, 0.2, 0.3, 1e-9, 1 / 3, SMALLEST, TINIEST, 1e308, LARGEST, 2.0**32, 2.0**-32, 2.0**-64]),
+    st.floats(0, 2.0**62),
+    ANY_VALUE,
+)
+
+
+@examples(120, 800)
+@given(st.lists(VALUES, max_size=12), st.one_of(VALUES, st.none()), st.integers(-2, 2))
+def test_a_sum_reaches_what_fractions_say_it_reaches(values: list[float], need: float | None, beside: int) -> None:
+    exact = sum(map(cut, values))
+    if need is None:  # as close as a double comes to the sum itself
+        need = float(exact)
+        for _ in range(abs(beside)):
+            need = max(next_up(need) if beside > 0 else next_down(need), 0.0)
+    assert reaches(values, need) == (exact >= cut(need))

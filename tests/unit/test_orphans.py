@@ -50,39 +50,12 @@ def at(*times_ms: float, key: str = "a") -> list[Row]:
 
 
 @both
-def test_each_event_that_counted_for_no_operation_is_a_row_with_its_reason(spec: EngineSpec) -> None:
-    shards = Shards(spec)
-    outcomes = shards.run([([op()], [*at(9, 12, 15, 21), *at(12, key="b")], 0), ([], [], 30)])
-    assert orphans(outcomes) == [
-        "9: complete on key a counted for no operation: no such operation",
-        "12: complete on key b counted for no operation: no such operation",
-        "15: complete on key a counted for no operation: already ended",
-        "21: complete on key a counted for no operation: past deadline",
-    ]
-    assert {(row["late"], row["wait_ms"], row["matched"]) for row in outcomes if row["status"] == "ORPHAN"} == {
-        (False, None, 0)
-    }
-    assert [outcome["status"] for outcome in outcomes if outcome["status"] != "ORPHAN"] == ["COMPLETED"]
-    [tally] = shards.tallies()
-    assert (tally.events_received, tally.events_counted) == (5, 1)
-
-
-@both
 def test_the_completion_that_comes_behind_the_watermark_of_an_expired_operation_is_late(spec: EngineSpec) -> None:
     shards = Shards(spec)
     shards.run([([op()], [], 0), ([], [], 20)])
     outcomes = shards.step([], at(15), 20)
     assert orphans(outcomes) == ["15: complete on key a counted for no operation: late"]
     assert [row["late"] for row in outcomes] == [True]
-
-
-@both
-def test_an_event_waits_for_its_operation_as_long_as_one_may_come_on_time(spec: EngineSpec) -> None:
-    shards = Shards(replace(spec, lookback_us=5_000))
-    assert shards.step([], at(9, 11), 0) == []
-    assert orphans(shards.step([], [], 14)) == ["9: complete on key a counted for no operation: no such operation"]
-    outcomes = shards.run([([op(created=15_000)], [], 14), ([], [], END_MS)])
-    assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"], "11 is within the lookback"
 
 
 def test_an_orphan_is_due_before_a_later_deadline() -> None:
@@ -98,9 +71,6 @@ def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end
     # Under final 12 decides.
     outcomes = Shards(FINAL).run([([op()], at(15), 0), ([], at(12), 0), ([], [], END_MS)])
     assert why(outcomes) == ["15 already ended"]
-
-
-# --- rejected events ------------------------------------------------------------------------------
 
 
 def test_each_rejected_event_is_a_row_at_once_with_its_fault() -> None:
@@ -131,9 +101,6 @@ def test_each_rejected_event_is_a_row_at_once_with_its_fault() -> None:
     ]
 
 
-# --- bounds ---------------------------------------------------------------------------------------
-
-
 def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
     shards, n = Shards(EARLY), 3 * FORGET_FLOOR
     rows = [op(f"o{i}", [f"k{i}"], deadline=20_000 + i) for i in range(n)]
@@ -147,9 +114,6 @@ def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
     engine = shards.engine(0)
     assert (len(engine.events.orphans), engine.events.orphans.ended.logs, shards.due_ms) == (0, {}, [None])
     assert engine.events.orphans.past.logs == {}
-
-
-# --- settings, state, texts -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("then", ["none", "control", "all"])

@@ -47,8 +47,6 @@ def after(then: EngineSpec, now: EngineSpec, given: list[dict[str, Any]]) -> lis
     return [{k: v for k, v in row.items() if k not in ("id", "key")} for row in expired(restore(now, blob, 1))]
 
 
-# --- types ----------------------------------------------------------------------------------------
-
 LAST = {pa.int8(): 2**7 - 1, pa.int16(): 2**15 - 1, pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
 
 
@@ -111,8 +109,6 @@ def test_a_date_that_no_timestamp_can_hold_is_refused_by_name() -> None:
                     f"column '{path}' has dates that no timestamp_ntz can hold: cast it to date"
                 ]
 
-
-# --- columns more, fewer, renamed -----------------------------------------------------------------
 
 CITIES = rows(city=["a", None, "c"], n=[1, 2, 3])
 CITY, TOWN, N = ("city", STRING), ("town", STRING), ("n", LONG)
@@ -187,9 +183,6 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
     assert str(raised.value) == "; ".join([*found[1:], "or start over: a new checkpoint and a new table"])
 
 
-# --- columns that Operations names ----------------------------------------------------------------
-
-
 def keyed(kind: pa.DataType, name: str = "number", **others: Any) -> EngineSpec:
     """Operations whose id is a column of another type than string: the engine keeps its text beside it."""
     text = "bigint" if pa.types.is_integer(kind) else f"decimal(38,{kind.scale})"
@@ -216,8 +209,6 @@ def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> Non
     [text] = differences(keyed(pa.decimal128(10, 2)), nothing_waits, 1)
     assert text.startswith("operations.id: the checkpoint keeps it as the text of bigint"), "ids are kept longer"
 
-
-# --- random schemas, and a reference in plain Python ----------------------------------------------
 
 LEAVES: list[tuple[pa.DataType, Callable[[random.Random], Any]]] = [
     (pa.int8(), lambda rng: rng.randrange(-128, 128)),

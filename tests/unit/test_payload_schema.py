@@ -1,4 +1,4 @@
-"""Columns of the payload: one type under all settings of a session, matched by name against a checkpoint."""
+"""Columns of the payload: one type under all settings of a session, matched by name, and texts of any bytes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.state.engine_snapshot import restore
-from spark_purgatory.core.state.payload import SPARK_TYPE, StoredPayload, conform, matched, type_text
-from spark_purgatory.errors import StateMismatchError
-from tests.support.payload_states import NAMED, saved, spec_of
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.state.payload import SPARK_TYPE, StoredPayload, check_layout, conform, matched, type_text
+from spark_purgatory.testing import PurgatoryTester
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
-
-# --- types ----------------------------------------------------------------------------------------
 
 SESSIONS_TYPE = pa.struct(
     [
@@ -99,9 +96,6 @@ def test_types_are_told_in_sparks_words() -> None:
     ]
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("held", "wanted", "case_sensitive", "order", "gone"),
     [
@@ -169,19 +163,50 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 
-# --- an engine's state ----------------------------------------------------------------------------
+ELEVENTH = datetime(2026, 11, 1, 12, tzinfo=UTC)
+TEXTS = pa.array([b"\xff\xfe", b"A", b"\x80"], pa.binary()).view(pa.string())
+ENDS = pa.array([0, 1, 1, 3], pa.int32())
 
 
-def test_a_role_that_another_column_plays_is_refused_by_name() -> None:
-    blob = saved(spec_of(NAMED, ("id", "id"), ("keys", "key")))
-    for played, said in (
-        (
-            [("id", "id"), ("keys", "city")],
-            "operations.keys: the checkpoint takes it from column 'key', the query from column 'city'",
+def nested() -> dict[str, pa.Array]:
+    struct = pa.StructArray.from_arrays([TEXTS, TEXTS], ["a", "b"])
+    keys = pa.array(["k", "l", "m"])
+    return {
+        "text": TEXTS,
+        "list": pa.ListArray.from_arrays(ENDS, TEXTS),
+        "struct": struct,
+        "list of structs": pa.ListArray.from_arrays(ENDS, struct),
+        "struct without nulls, in one that may be null": pa.StructArray.from_arrays(
+            [
+                pa.StructArray.from_arrays(
+                    [TEXTS.take(pa.array([0, 1, None]))],
+                    fields=[pa.field("b", pa.string(), False)],
+                    mask=pa.array([False, False, True]),
+                )
+            ],
+            ["a"],
         ),
-        ([("id", "id")], "operations.keys: the checkpoint takes it from column 'key', the query from an expression"),
-    ):
-        with pytest.raises(StateMismatchError, match=f"^{said}"):
-            restore(spec_of(NAMED, *played), blob, 1)
-    capitals = pa.schema([field.with_name(field.name.upper()) for field in NAMED])
-    assert restore(spec_of(capitals, ("keys", "KEY"), ("id", "ID")), blob, 1).pending == 5
+        "map": pa.MapArray.from_arrays(ENDS, keys, TEXTS),
+    }
+
+
+@pytest.mark.parametrize("emit", ["early", "final"])
+@pytest.mark.parametrize("kind", [kind for kind in nested() if "without" not in kind])
+def test_an_operation_with_such_a_text_waits_and_gets_its_outcome(kind: str, emit: str) -> None:
+    purgatory = Purgatory(
+        operations=Operations(id="id", keys="id", created="at", timeout="10 minutes", watermark="1 minute"),
+        completions=Completions(key="id", time="at", watermark="1 minute"),
+        criterion=criteria.any_key(),
+        emit=emit,  # type: ignore[arg-type]
+    )
+    tester = PurgatoryTester(purgatory)
+    at = pa.array([ELEVENTH] * 3, pa.timestamp("us", "UTC"))
+    tester.step(operations=pa.table({"id": ["a", "b", "c"], "at": at, "payload": nested()[kind]}))
+    tester.step(watermark=ELEVENTH + timedelta(minutes=1))
+    tester.advance(ELEVENTH + timedelta(minutes=20))
+    assert [row["status"] for row in tester.outcomes] == ["EXPIRED"] * 3
+
+
+@pytest.mark.parametrize("kind", nested())
+def test_such_texts_are_checked_as_bytes(kind: str) -> None:
+    check_layout(pa.record_batch({"column": nested()[kind]}))

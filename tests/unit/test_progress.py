@@ -48,7 +48,6 @@ def query_of(*reports: dict[str, Any], is_working: bool = False) -> Any:
 
 
 def seen(progress: ProgressDisplay, console: Console) -> list[str]:
-    """The lines of the live view."""
     with console.capture() as shown:
         console.print(progress.view())
     return [line.rstrip() for line in shown.get().splitlines()]

@@ -1,15 +1,21 @@
-"""The facts of a run for machines: its exit code, and rows that others removed from the table."""
+"""A job's run: one at a time, its exit code and facts for machines, and rows that others removed from the table."""
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.job import runner
+from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.run_report import ExitCode, RunReport
+from spark_purgatory.job.runner import _follow, run_file
+from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import REBUILD, JobTally, Summary, removed_by, verdict
 
 QUERY = {"query_id": "q", "run_id": "r", "last_micro_batch": 7, "rows_drained": 2}
@@ -104,3 +110,63 @@ def test_the_numbers_of_a_run_are_gauges_for_prometheus(tmp_path: Path) -> None:
     for name, value in wanted.items():
         assert lines[rf'spark_purgatory_run_{name}{{job_name="\"a\" job"}}'] == value
     assert [*tmp_path.iterdir()] == [tmp_path / "run.prom"]
+
+
+class Query:
+    """A query that ends when it is stopped, or has failed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.isActive = error, error is None
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def stop(self) -> None:
+        self.isActive = False
+
+    def awaitTermination(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("failed", [0, 1], ids=["the job's", "that of the dead letters"])
+def test_a_query_that_fails_ends_the_job_with_its_error(failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[Any] = [Query(), Query()]
+    queries[failed] = Query(RuntimeError("the disk is full"))
+    polls = iter(range(100))
+    progress: Any = SimpleNamespace(update=lambda query: next(polls), stopping=lambda: None)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        _follow(queries[0], queries[1], progress, StopRequest())
+    assert failed or not queries[0].isActive
+
+
+def test_a_second_run_is_refused_and_its_report_has_the_last_micro_batch(tmp_path: Path) -> None:
+    (tmp_path / "commits").mkdir()
+    for name in ("metadata", "commits/8", "commits/9", "commits/10"):
+        (tmp_path / name).touch()
+    job = Path(__file__).parents[2] / "conf" / "orders.yaml"
+    with only_run(str(tmp_path)):
+        code = run_file(job, [f"checkpoint={tmp_path}"], json=str(tmp_path / "run.json"))
+        assert code == ExitCode.REFUSED
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["last_micro_batch"] == 10
+    assert facts["error"].startswith(f"checkpoint {tmp_path} is used by another run of the job")
+
+
+def test_a_second_run_waits_if_it_may(tmp_path: Path) -> None:
+    (tmp_path / "metadata").touch()
+    began, ended = threading.Event(), []
+
+    def second() -> None:
+        began.set()
+        with only_run(str(tmp_path), "1 hour"):
+            ended.append("second")
+
+    thread = threading.Thread(target=second)
+    with only_run(str(tmp_path)):
+        thread.start()
+        began.wait()
+        ended.append("first")
+    thread.join()
+    assert ended == ["first", "second"]

@@ -79,7 +79,6 @@ JOBS = {f"{source} to a {output}": job(source, output) for source in SOURCES for
 
 
 def inner(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Everything below a value, with its place."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in items:
         yield (*place, name), each

@@ -304,12 +304,6 @@ def test_the_world_sees_a_planted_fault(plant: Callable[[Patch], None], monkeypa
     print(f"{plant.__name__}: {type(seen.value).__name__} {str(seen.value)[:200]}")
 
 
-def test_a_job_on_a_spark_without_a_runtime_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pyspark.__version__", "4.9.0")
-    with pytest.raises(ConfigError, match=r"no runtime for Spark 4\.9\.0 yet.*pip install 'pyspark==4"):
-        build_session(demo_config(tmp_path, "iceberg"))
-
-
 def test_a_catalog_of_iceberg_in_a_session_brings_its_package_and_extension(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -325,9 +319,6 @@ def test_a_catalog_of_iceberg_in_a_session_brings_its_package_and_extension(
     for start in (lambda: build_session(with_catalog), lambda: reading_session(catalog, delta=True)):
         with pytest.raises(ConfigError, match=r"no runtime for Spark 4\.9\.0 yet"):
             start()
-
-
-# --- the history over ancestors ---------------------------------------------------------------------------------------
 
 
 def history(main: int, *parents: tuple[int, int | None]) -> SnapshotHistory:

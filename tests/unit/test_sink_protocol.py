@@ -386,19 +386,6 @@ def test_the_sinks_metrics_are_of_what_is_staged_and_of_what_it_has_drained() ->
     assert drained["file_bytes_avg"] == drained["drained_bytes_total"] / drained["drained_files_total"]
 
 
-def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout() -> None:
-    world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after intend")
-    world.commit_fails = ["absent"] * 4
-    sender = run(world)
-    assert sender.policy.totals["drain_retries_total"] == 4
-    assert world.in_table() == world.every()
-    world = next(world for world, point in (left("all linger", n) for n in range(99)) if point == "after intend")
-    world.options |= {"delivery_timeout": "1 hour"}
-    world.takes_nothing = True
-    with pytest.raises(BufferExhaustedError, match=r"took nothing for max_block, [\d,]+ ms: .* Its staged rows wait"):
-        run(world)
-
-
 def test_a_flush_goes_on_as_long_as_the_table_takes_something_within_max_block() -> None:
     options = {"batch_size": "1 KiB", "max_request_size": "1 KiB", "linger": "1 hour", "max_block": "1 minute"}
     world = World([("s", {"a": 6, "b": 6})], {"partition_by": "p", "delivery_timeout": "2 hours", **options})
@@ -526,9 +513,6 @@ def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
             with pytest.raises(BugError, match=f"{state.value} cannot be {type(result).__name__}"):
                 apply(ledger, result, do.Work(None, 0), 0)
             assert ledger == before
-
-
-# --- clocks ---------------------------------------------------------------------------------------
 
 
 def test_a_clock_that_is_set_back_an_hour_does_not_stop_lingering(monkeypatch: pytest.MonkeyPatch) -> None:

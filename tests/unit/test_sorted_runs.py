@@ -36,7 +36,6 @@ Entry = tuple[int, int]
 
 
 def packed(entries: list[Entry]) -> Int64s:
-    """A sorted batch of entries."""
     return np.array(sorted((prefix << ROW_BITS) | row for prefix, row in entries), np.int64)
 
 
@@ -57,8 +56,6 @@ def found_in(model: list[Entry], prefixes: list[int]) -> list[Entry]:
     """(which needle, row), in order, of needles in ascending order."""
     return sorted((i, row) for i, prefix in enumerate(sorted(prefixes)) for p, row in model if p == prefix)
 
-
-# --- against a list -------------------------------------------------------------------------------
 
 PREFIXES = st.one_of(
     st.integers(-3, 3),
@@ -133,9 +130,6 @@ def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
         assert all_sorted(runs)
 
 
-# --- how many runs --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
     rng, runs, most = random.Random(seed), SortedRuns(), 0
@@ -146,9 +140,6 @@ def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
         assert all(len(a) > 2 * len(b) for a, b in pairwise(runs.runs))
         most = max(most, len(runs.runs))
     assert most > 1, "nothing was ever left apart: the bound was met in name only"
-
-
-# --- expand ---------------------------------------------------------------------------------------
 
 
 SPREADS = {
@@ -172,9 +163,6 @@ def test_values_are_put_in_order_however_many_and_however_spread(count: int, spr
         assert ordered(values).tolist() == sorted(before)
         assert values.tolist() == before
     assert ordered(np.sort(values)).tolist() == sorted(before)
-
-
-# --- columns --------------------------------------------------------------------------------------
 
 
 def test_writing_into_a_restored_column_leaves_the_state_as_it_was() -> None:

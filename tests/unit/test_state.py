@@ -52,7 +52,6 @@ def ev(key: str = "a", time: int = 15_000, value: float = 1.0) -> dict[str, Any]
 
 
 def steps(engine: EventTimePurgatory, batches: list[Batch], several: bool = True) -> list[dict[str, Any]]:
-    """Take micro-batches without any restart between them."""
     outcomes = []
     for operations, events, watermark_ms in batches:
         ops = read_operations(operations_table(operations, several), engine.spec) if operations else None
@@ -62,8 +61,6 @@ def steps(engine: EventTimePurgatory, batches: list[Batch], several: bool = True
         outcomes += [row for table in tables for row in table.rename_columns(NAMES).to_pylist()]
     return outcomes
 
-
-# --- three real blobs -----------------------------------------------------------------------------
 
 SPECS = {
     "any key": EngineSpec(criteria.any_key(), identity_width=2),
@@ -149,9 +146,6 @@ def test_every_flip_of_a_single_bit_is_refused_as_damage() -> None:
     assert refused(name, flipped()) == {"StateCorruptError": 8 * len(a_blob(name))}
 
 
-# --- another query's state ------------------------------------------------------------------------
-
-
 def with_header(blob: bytes, **fields: int) -> bytes:
     """The blob under another header, whose checksum is right."""
     magic, version, shards, length, checksum = HEADER.unpack_from(blob)
@@ -197,9 +191,6 @@ def test_another_query_is_refused_with_both_values(change: dict[str, Any], named
         restore(replace(spec, **change), blob, 1)
 
 
-# --- what comes back ------------------------------------------------------------------------------
-
-
 def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
     blob = write_blob({}, {"small": np.arange(3), "large": np.zeros(10_000, np.int64)}, {}, 1)
     before = bytes(bytearray(blob))
@@ -208,8 +199,6 @@ def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
     assert blob == before
     assert [array.max() for array in read_blob(blob)[1].values()] == [2, 0]
 
-
-# --- format versions ------------------------------------------------------------------------------
 
 GOLDEN_SPEC = EngineSpec(
     criteria.sum_at_least(1),

@@ -64,9 +64,6 @@ FORMATS: dict[str, tuple[bytes, Callable[[bytes], Any], bytes, str]] = {
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 
 
-# --- what is written is read --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -87,9 +84,6 @@ def test_an_entry_is_the_step_that_it_was_written_from(step: Step) -> None:
 def test_a_head_of_a_later_release_with_a_field_more_is_read() -> None:
     head = shard_head.json.dumps({**asdict(HEAD), "of_a_later_release": [1]}).encode()
     assert read_head(write_frame(shard_head.MAGIC, 1, head)) == HEAD
-
-
-# --- damage -------------------------------------------------------------------------------------------
 
 
 @EVERY_FORMAT
@@ -139,8 +133,6 @@ def test_an_unknown_version_is_refused_with_both_versions(name: str, version: in
         read(other)
 
 
-# --- golden files -------------------------------------------------------------------------------------
-
 GOLDEN_SPEC = EngineSpec(criteria.count(2), identity_width=2)
 GOLDEN_OPERATIONS = [
     {"id": f"o{i}", "keys": [f"k{i % 2}"], "created": 10_000, "deadline": 20_000 + i, "row": f"row {i}"}
@@ -168,9 +160,6 @@ def test_the_golden_entry_is_read_and_is_the_step_that_it_was() -> None:
 
 def test_the_golden_head_is_read() -> None:
     assert read_head(GOLDEN_HEAD.read_bytes()) == HEAD
-
-
-# --- a log under a query ------------------------------------------------------------------------------
 
 
 def logged(spec: EngineSpec, steps: list[Step], snapshot_after: int = 1) -> tuple[ShardHead, bytes, list[bytes]]:
@@ -232,8 +221,6 @@ def test_a_sum_that_did_not_fit_is_rejected_in_the_replay_as_it_was() -> None:
     assert load_engine(replace(then, max_pending=7), 1, *logged(GOLDEN_SPEC, steps)).pending == 2
 
 
-# --- other columns ------------------------------------------------------------------------------------
-
 STRING, LONG = pa.string(), pa.int64()
 ID, KEY, CITY, N = ("id", STRING), ("key", STRING), ("city", STRING), ("n", pa.int32())
 PLAYED = (("id", "id"), ("keys", "key"))
@@ -248,7 +235,6 @@ EVOLUTIONS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
 
 
 def rows_of(numbers: range) -> list[dict[str, Any]]:
-    """Operations with a value for every column."""
     rows = []
     for i in numbers:
         texts = dict.fromkeys(("city", "City", "town"), f"c{i}" if i % 3 else None)

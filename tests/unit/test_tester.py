@@ -52,9 +52,6 @@ def payment(order_id: Any, minute: int, **others: Any) -> dict[str, Any]:
     return {"order_id": order_id, "paid_at": NOON + minute * MINUTE, **others}
 
 
-# --- random worlds --------------------------------------------------------------------------------
-
-
 def schemas(numbers: str) -> tuple[pa.Schema, pa.Schema]:
     value = VALUES[numbers]
     operations = [("id", pa.string()), ("key", pa.string()), ("keys", pa.list_(pa.string())), ("row", pa.string())]
@@ -134,9 +131,6 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
     assert tester.counters["events_received"] == len(world.events)
 
 
-# --- what a test writes ---------------------------------------------------------------------------
-
-
 def test_the_watermark_moves_only_when_it_is_moved_and_never_back() -> None:
     tester = PurgatoryTester(orders_and_payments())
     tester.step([order(7), order(8, 500)])
@@ -195,9 +189,6 @@ def test_columns_come_from_a_schema_an_arrow_table_or_the_first_rows() -> None:
         tester.step([order(8, city="Roma")])
     (outcome,) = tester.step([{"order_id": 8}])
     assert (outcome["status"], outcome["reason"]) == ("REJECTED", "the created time is null")
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 
 class Expression:
@@ -302,9 +293,6 @@ def test_importing_the_kit_imports_no_spark() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- beyond Python's years ------------------------------------------------------------------------
-
-
 def test_a_deadline_after_the_year_9999_is_a_number_and_a_step_that_gives_one_gives_its_outcomes() -> None:
     tester = PurgatoryTester(
         orders_and_payments(
@@ -318,9 +306,6 @@ def test_a_deadline_after_the_year_9999_is_a_number_and_a_step_that_gives_one_gi
     outcomes = tester.finish()
     assert {row["order_id"]: row["resolved_at"] for row in outcomes} == {1: due_us, 2: NOON + timedelta(365_000)}
     assert tester.outcomes == outcomes and tester.pending == []
-
-
-# --- restarts and replays -------------------------------------------------------------------------
 
 
 def started() -> PurgatoryTester:

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, digest
-from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError
+from spark_purgatory.errors import BugError, ConfigError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from spark_purgatory.spark.host.warm_engines import (
@@ -53,7 +52,6 @@ class SizedEngine(EventTimePurgatory):
 
     @property
     def memory_bytes(self) -> int:
-        """So much for each operation that waits."""
         return self.bytes_each * self.pending
 
 
@@ -97,7 +95,6 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes workers of one executor."""
     made: list[WarmEngines] = []
     listeners: list[Any] = []
 
@@ -121,9 +118,6 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         time.sleep(0.001)
 
 
-# --- asking -------------------------------------------------------------------------------------------
-
-
 def test_another_worker_is_given_what_the_holder_computes(worker: Make) -> None:
     holder, asker = worker(), worker()
     assert hold(holder, "a", "b")
@@ -139,13 +133,6 @@ def test_another_worker_is_given_what_the_holder_computes(worker: Make) -> None:
     step_engine(alone, request(operations("a", "b")), "")
     assert answer == step_engine(alone, request(events("a"), wants_snapshot=True), holder.address)
     assert answer.snapshot == save(alone, 1)
-
-
-def test_a_worker_asks_itself_without_a_socket(worker: Make) -> None:
-    holder = worker()
-    assert hold(holder, "a")
-    assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
-    assert holder._clients == {}
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["itself", "another"])
@@ -221,29 +208,6 @@ def test_a_holder_that_does_not_answer_counts_as_lost(worker: Make, monkeypatch:
     assert asker.ask(holder.address, request(events("a"), "t7")) is None, "the late answer is nobody's"
 
 
-# --- errors -------------------------------------------------------------------------------------------
-
-
-def test_an_error_of_a_held_step_reaches_the_asker_and_the_engine_is_dropped(worker: Make) -> None:
-    spec = replace(SPEC, max_pending=2)
-    holder, asker = worker(), worker()
-    first = request(operations("a"), "", "t0", spec_digest=digest(spec))
-    engine = EventTimePurgatory(spec)
-    step_engine(engine, first, "")
-    assert holder.keep(first, engine, 0)
-    too_many = request(operations("b", "c"), spec_digest=digest(spec))
-    with pytest.raises(LimitError, match=r"^max_pending_per_shard is 2, but 3 operations would wait") as said:
-        asker.ask(holder.address, too_many)
-    alone = EventTimePurgatory(spec)
-    step_engine(alone, first, "")
-    with pytest.raises(LimitError) as expected:
-        step_engine(alone, too_many, "")
-    assert str(said.value) == str(expected.value)
-    assert len(holder) == 0
-    assert hold(holder, "a"), "and the holder goes on answering"
-    assert completed(asker.ask(holder.address, request(events("a")))) == ["a"]
-
-
 def subclasses(kind: type[Exception]) -> list[type[Exception]]:
     return [kind, *(each for direct in kind.__subclasses__() for each in subclasses(direct))]
 
@@ -283,9 +247,6 @@ def test_any_other_error_is_a_miss_with_its_stack_in_the_log(
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error, error]
 
 
-# --- two at once --------------------------------------------------------------------------------------
-
-
 def test_of_two_that_ask_for_one_step_at_once_one_is_answered(worker: Make) -> None:
     for _ in range(10):
         holder, askers = worker(), [worker(), worker()]
@@ -310,9 +271,6 @@ def test_of_two_that_ask_for_one_step_at_once_one_is_answered(worker: Make) -> N
         assert sorted(answer is None for answer in found.values()) == [False, True]
         assert [completed(answer) for answer in found.values() if answer is not None] == [["a"]]
         assert len(holder) == 0, "which of the two is committed is not known"
-
-
-# --- room ---------------------------------------------------------------------------------------------
 
 
 def test_the_budget_is_of_one_worker(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -344,14 +302,6 @@ def test_an_engine_that_is_dropped_gives_its_room_back(worker: Make, how: str, m
     assert hold(holder, "c", "d", shard_id="2", max_warm_bytes=200)
 
 
-def test_an_engine_that_grows_beyond_the_budget_is_let_go(worker: Make) -> None:
-    holder, asker = worker(), worker()
-    assert hold(holder, "a", max_warm_bytes=200)
-    answer = asker.ask(holder.address, request(operations("b", "c"), max_warm_bytes=200))
-    assert answer is not None
-    assert (answer.holder, answer.warm_bytes, len(holder)) == ("", 300, 0)
-
-
 def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Make) -> None:
     holder = worker()
     for shard_id in "123":
@@ -366,9 +316,6 @@ def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Ma
     assert hold(holder, "b", shard_id="5", max_warm_bytes=300)
     assert sorted(holder._kept) == ["1", "4", "5"]
     assert not hold(holder, "b", shard_id="6", max_warm_bytes=300)
-
-
-# --- the folder ---------------------------------------------------------------------------------------
 
 
 def test_without_a_folder_nothing_is_held(worker: Make) -> None:
@@ -446,14 +393,10 @@ def test_files_of_dead_workers_and_folders_of_dead_executors_are_removed(base: P
     assert sorted(each.name for each in base.iterdir()) == sorted(["notes", of_another_container.name, OWN_FOLDER])
 
 
-# --- what goes, goes at once --------------------------------------------------------------------------
-
-
 class Watched(SizedEngine):
     """Its arrays, seen from outside."""
 
     def column(self) -> weakref.ref[Any]:
-        """One of its arrays."""
         return weakref.ref(self.rows.columns["created_us"])
 
 
@@ -493,9 +436,6 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
         assert column() is None
     finally:
         gc.unfreeze()
-
-
-# --- sockets ------------------------------------------------------------------------------------------
 
 
 def test_only_living_workers_of_the_same_user_and_container_are_asked(folder: Path) -> None:

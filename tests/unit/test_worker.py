@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,15 @@ print(gc.get_freeze_count() > 0, faults() - before)
 """
 
 
+def printed(code: str, env: Mapping[str, str] | None = None) -> list[str]:
+    """The words that a Python of its own prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.split()
+
+
 def run(prepare: str) -> tuple[str, int]:
     """(whether modules are frozen, page faults of allocating 200 MB in blobs again and again)."""
-    command = [sys.executable, "-c", ALLOCATE.format(prepare=prepare)]
-    frozen, faults = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    frozen, faults = printed(ALLOCATE.format(prepare=prepare))
     return frozen, int(faults)
 
 
@@ -86,9 +92,7 @@ def test_arrow_takes_its_memory_where_it_is_kept_unless_told_otherwise(wanted: s
     told = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
     if wanted:
         told["ARROW_DEFAULT_MEMORY_POOL"] = wanted
-    command = [sys.executable, "-c", ARROWS_POOL]
-    pool = subprocess.run(command, capture_output=True, text=True, check=True, env=told).stdout.strip()
-    assert pool == (wanted or "system")
+    assert printed(ARROWS_POOL, told) == [wanted or "system"]
 
 
 IMPORT_LATER = """
@@ -108,8 +112,7 @@ print(first, walked, second, gc.get_freeze_count())
 
 def test_what_is_imported_later_is_frozen_by_the_next_task_and_what_a_task_makes_is_not() -> None:
     """A worker that packs first meets pandas only when it is given a state function."""
-    output = subprocess.run([sys.executable, "-c", IMPORT_LATER], capture_output=True, text=True, check=True).stdout
-    first, walked, second, third = map(int, output.split())
+    first, walked, second, third = map(int, printed(IMPORT_LATER))
     assert walked > 500
     assert second >= first + walked - 50
     assert third <= second
@@ -135,8 +138,8 @@ print((worker._resident_bytes() - least) >> 20)
 
 def megabytes_left(before: str = "", held: str = "[0]") -> int:
     """What a worker still has of 200 MB that lie, freed, between 4 MB that are held."""
-    command = [sys.executable, "-c", HOLES.format(before=before, held=held)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    [megabytes] = printed(HOLES.format(before=before, held=held))
+    return int(megabytes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
@@ -171,8 +174,6 @@ for size in {tasks}:
 def test_what_one_large_task_left_is_given_back_and_what_each_task_needs_is_kept(
     tasks: list[int], seconds: int, least: int, most: int
 ) -> None:
-    command = [sys.executable, "-c", TASKS.format(tasks=tasks, seconds=seconds)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    megabytes = [int(line) for line in output.split()]
+    megabytes = [int(word) for word in printed(TASKS.format(tasks=tasks, seconds=seconds))]
     assert megabytes[0] > 150
     assert least <= megabytes[-1] < most
