@@ -18,7 +18,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import shard_head, step_log
-from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.engine_snapshot import inspect, restore, save
 from spark_purgatory.core.state.frame import HEADER_BYTES, write_frame
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import (
@@ -86,9 +86,27 @@ def test_a_head_of_a_later_release_with_a_field_more_is_read() -> None:
     assert read_head(write_frame(shard_head.MAGIC, 1, head)) == HEAD
 
 
-@EVERY_FORMAT
-def test_every_flipped_bit_is_refused_by_name(name: str) -> None:
+def a_state() -> bytes:
+    """A shard's state, in which an operation waits."""
+    engine = EventTimePurgatory(GOLDEN_SPEC)
+    take_step(engine, golden_step())
+    return save(engine, 1)
+
+
+def damageable(name: str) -> tuple[bytes, Callable[[bytes], Any], str]:
+    """A file, its reader, and what errors call it; a state has a header of its own."""
+    if name == "state":
+        return a_state(), inspect, "a shard's state"
     data, read, _, what = FORMATS[name]
+    return data, read, what
+
+
+DAMAGEABLE = pytest.mark.parametrize("name", [*FORMATS, "state"])
+
+
+@DAMAGEABLE
+def test_every_flipped_bit_is_refused_by_name(name: str) -> None:
+    data, read, what = damageable(name)
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -96,9 +114,9 @@ def test_every_flipped_bit_is_refused_by_name(name: str) -> None:
             read(bytes(damaged))
 
 
-@EVERY_FORMAT
+@DAMAGEABLE
 def test_every_truncation_and_everything_appended_is_refused_by_name(name: str) -> None:
-    data, read, _, what = FORMATS[name]
+    data, read, what = damageable(name)
     for length in range(len(data)):
         with pytest.raises(StateCorruptError, match=rf"{what}.*truncated"):
             read(data[:length])
