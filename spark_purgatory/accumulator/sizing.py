@@ -11,7 +11,7 @@ Both quotients are kept as decayed sums (`DecayedQuotient`), so that a large fil
 ``PRIOR_STAGED_BYTES`` that were committed at ``PRIOR_RATIO``. A new partition starts at the ratio of its table, with
 the prior's weight. Observed ratios are cut at ``MIN_RATIO`` and ``MAX_RATIO``, so their mean stays within bounds.
 
-tests/unit/test_accumulator_sizing.py has a worked example.
+tests/unit/test_accumulator.py has a worked example.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from spark_purgatory import (
 )
 from spark_purgatory.config import PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import Names, options_of
+from spark_purgatory.config.places import Place
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
@@ -299,3 +300,45 @@ def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
     assert config(tmp_path, purgatory={"host": "transformWithState"}).state_store == "rocksdb"
     with pytest.raises(JobConfigError, match=r"state_store: .hdfs.: purgatory\.host transformWithState needs"):
         config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
+
+
+FOLDER = [
+    "/lake/t",
+    "/lake/t/",
+    "/lake//t",
+    "/lake/./t",
+    "/lake/x/../t",
+    "file:/lake/t",
+    "file:///lake//t/",
+    "FILE:/lake/t",
+]
+BELOW = ["/lake/t/c", "file:/lake/t/c/", "file:///lake/t//c", "/lake/t/d/../c", "hdfs://name/lake/t/c"]
+BESIDE = ["/lake/tc", "/lake", "file:/lake/other/t/c", "/", "/lake/t/../c"]
+
+
+@pytest.mark.parametrize("folder", FOLDER)
+def test_a_folder_has_many_spellings(folder: str) -> None:
+    assert all(Place.of(folder).same_as(Place.of(other)) for other in FOLDER)
+    assert all(Place.of(path).below(Place.of(folder)) == "c" for path in BELOW if not path.startswith("hdfs"))
+    assert all(Place.of(path).below(Place.of(folder)) is None for path in BESIDE)
+
+
+def test_two_storages_have_no_place_in_common() -> None:
+    lake = Place.of("s3a://lake/t")
+    assert Place.of("s3://lake/t/c").below(lake) == "c" and Place.of("s3n://lake//t").same_as(lake)
+    assert Place.of("s3a://other/t/c").below(lake) is None and Place.of("gs://lake/t/c").below(lake) is None
+    assert Place.of("file:/t/c").below(lake) is None
+    assert Place.of("/t/c").below(lake) == "c", "which storage is the session's own is not known"
+    assert Place.of("abfss://c@account.dfs.core.windows.net/t/x").below(
+        Place.of("abfss://c@account.dfs.core.windows.net/t")
+    )
+
+
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "table")
+    assert Place.of(f"{tmp_path}/link/_checkpoints/a").below(Place.of(f"file:{tmp_path}/table")) == "_checkpoints/a"
+
+
+def test_all_is_below_a_root() -> None:
+    assert Place.of("/a/b").below(Place.of("/")) == "a/b" and Place.of("s3://x/a").below(Place.of("s3a://x")) == "a"

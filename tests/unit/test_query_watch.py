@@ -1,4 +1,4 @@
-"""The warnings of a running query, from reports of micro-batches as Spark makes them."""
+"""The warnings of a running query, from reports as Spark makes them; state partitions, and columns that are kept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
+from spark_purgatory.config import Operations
 from spark_purgatory.schema import COUNTERS
+from spark_purgatory.spark.operator.inputs import payload_sources
 from spark_purgatory.spark.operator.query_watch import _QueryWatch
+from spark_purgatory.spark.placement import state_partitions, too_many
 
 MAY = "2024-05-01T13:40:00.000Z"
 IN_1970 = "1970-01-20T19:50:00.000Z"
@@ -101,3 +104,40 @@ def test_a_query_is_judged_by_its_own_shards_whatever_other_purgatories_are_call
     assert not caplog.records
     small.report(partitions=16)
     assert "16 state partitions for 4 shards" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shards", "cores", "expected"),
+    [(8, 2, 2), (8, 8, 8), (8, 64, 8), (1, 2, 1), (1600, 16, 16), (8, None, 8)],
+)
+def test_there_is_one_for_each_shard_or_for_each_core_if_these_are_fewer(
+    shards: int, cores: int | None, expected: int
+) -> None:
+    assert state_partitions(shards, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("partitions", "shards", "cores", "is_too_many"),
+    [
+        (200, 8, 2, True),
+        (17, 8, 2, True),
+        (16, 8, 2, False),  # every second one has a shard
+        (8, 8, 2, False),
+        (200, 150, 2, False),
+    ],
+)
+def test_more_than_twice_the_shards_are_too_many(
+    partitions: int, shards: int, cores: int | None, is_too_many: bool
+) -> None:
+    assert bool(too_many(partitions, shards, cores)) == is_too_many
+
+
+def test_each_kept_field_names_its_columns_so_that_another_column_is_refused_at_a_restart() -> None:
+    operations = Operations(id="i", keys=["k", "l"], created="c", deadline="d")
+    assert dict(payload_sources(operations, "s")) == {
+        "operations.id": ("i",),
+        "operations.keys": ("k", "l"),
+        "operations.created": ("c",),
+        "operations.deadline": ("d",),
+        "scope": ("s",),
+    }

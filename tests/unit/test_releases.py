@@ -1,4 +1,4 @@
-"""Which Spark and protobuf are accepted, noted or refused, each release as the package index has it or made up."""
+"""Which Spark, protobuf and session are accepted, noted or refused; releases are the package index's or made up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import pytest
 
 from spark_purgatory.doctor.machine import release_finding, verified, verified_releases
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.host.requirements import check_blob_host, fitting_protobuf
+from spark_purgatory.spark.host.requirements import (
+    FILE_MANAGER,
+    KEEPS_OLD_FILES,
+    LOCAL_FILES,
+    check_blob_host,
+    check_streaming,
+    fitting_protobuf,
+)
 from spark_purgatory.worker_python import arrow_remedy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,3 +128,11 @@ def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
     )
     ran = python(code)
     assert ran.stdout == "''\n", ran.stderr
+
+
+def test_a_session_that_would_keep_the_state_of_a_first_run_is_refused() -> None:
+    given = {FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{KEEPS_OLD_FILES}"}
+    with pytest.raises(ConfigError, match=r"the session has .*first run.*Unset it"):
+        check_streaming(given.get)
+    check_streaming({**given, LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem"}.get)
+    check_streaming({}.get)

@@ -1,14 +1,16 @@
-"""What is read out of a table's history, without a table: drains, RESTOREs, and what a cut history leaves open."""
+"""What is read of a table without it: drains and RESTOREs in its history, what a cut one leaves open, padded texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import pytest
+from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Names
+from spark_purgatory.spark.sink.table.column_rules import is_padded
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableFacts, TableState, TableVersion
 
@@ -146,3 +148,25 @@ def test_names_are_known_since_the_version_before_the_oldest_and_of_a_table_that
     assert history(write(7), write(8)).renamed(5) == 7
     assert history(TableVersion(0, "CLONE", {}, None), write(1)).renamed(NO_VERSION) is None
     assert history(write(1), write(2)).renamed(5) == 2, "the table is an older copy"
+
+
+def column(kind: str) -> T.StructField:
+    """As Spark shows a column with char or varchar at any depth; "" is a plain string."""
+    return T.StructField("c", T.StringType(), True, {"__CHAR_VARCHAR_TYPE_STRING": kind} if kind else {})
+
+
+@pytest.mark.parametrize(
+    ("staged", "there", "padded"),
+    [
+        ("", "", False),
+        ("", "char(5)", True),
+        ("char(4)", "char(5)", True),
+        ("char(5)", "char(5)", False),
+        ("char(5)", "", False),
+        ("", "varchar(5)", False),
+        ("", "array<varchar(5)>", False),
+        ("", "struct<x:varchar(2),y:array<char(4)>>", True),
+    ],
+)
+def test_a_char_at_any_depth_pads_texts_of_other_lengths(staged: str, there: str, padded: bool) -> None:
+    assert is_padded(column(staged), column(there)) is padded
