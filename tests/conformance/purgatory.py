@@ -22,9 +22,6 @@ DRIVER_OPS = frozenset({"event", "level", "fail_key", "heal_key"})
 BATCHED_OPS = frozenset({"watch", "check", "force"})
 
 
-# --- the state that the driver of a trace kept, and the criteria it evaluated: plain Python ---------------------------
-
-
 @dataclass
 class DriverState:
     """What the driver knows of every key; Kafka is not called when it changes."""
@@ -82,9 +79,6 @@ class DrivenOperation:
                 self.settled[key] = "NOT_LEADER_OR_FOLLOWER"
             elif self._driver.level.get(key, 0) >= level:
                 self.settled[key] = "NONE"
-
-
-# --- the replayer ----------------------------------------------------------------------------------------------------
 
 
 class PurgatoryReplayer:

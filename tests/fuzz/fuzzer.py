@@ -63,8 +63,6 @@ class Found:
         )
 
 
-# --- mutations ------------------------------------------------------------------------------------------
-
 NUMBERS = (0, 1, -1, 2, 7, 127, 128, 255, 256, 65_535, 1 << 31, (1 << 31) - 1, 1 << 40, 1 << 62, (1 << 63) - 1)
 TOKEN = re.compile(rb'-?\d+(?:\.\d+)?|"(?:[^"\\]|\\.)*"|null|true|false|[{}\[\],:]')
 """Tokens of JSON and, as far as it goes, of YAML."""
@@ -128,9 +126,6 @@ def _nested(draw: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
 
 
 CHANGES = (_flipped, _numbered, _numbered, _cut, _repeated, _spliced, _retold, _retold, _retold, _nested)
-
-
-# --- running --------------------------------------------------------------------------------------------
 
 
 def limit_memory() -> None:

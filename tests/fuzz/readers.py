@@ -38,8 +38,6 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 JOB = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
 
 
-# --- states ---------------------------------------------------------------------------------------------
-
 SPECS = (
     EngineSpec(criteria.any_key(), identity_width=2),
     EngineSpec(criteria.level(2), final=True, operation_ids=True, event_ids=True, orphans="all"),
@@ -121,9 +119,6 @@ def _read_state(state: bytes) -> None:
         raise refused
 
 
-# --- the log host ---------------------------------------------------------------------------------------
-
-
 def _read_coded(coded: bytes) -> None:
     step_log.read_entry(frame.write_frame(step_log.MAGIC, step_log.VERSION, coded))
 
@@ -134,9 +129,6 @@ def _read_head(fields: bytes) -> None:
     assert ShardState(None, data).size >= 0 or head.snapshot_bytes < 0
     head.wants_snapshot(1)
     ShardState(None, data).metadata()
-
-
-# --- the staging log ------------------------------------------------------------------------------------
 
 
 def _sealed(entry: dict[str, Any], body: str) -> str:
@@ -160,9 +152,6 @@ def _logs() -> list[bytes]:
     lines = [json.loads(line) for line in (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()]
     opened = [f"{line['entry']}\t{line['body']}" for line in lines]
     return ["\n".join(opened).encode(), "\n".join(map(json.dumps, lines)).encode()]
-
-
-# --- jobs -----------------------------------------------------------------------------------------------
 
 
 def _read_job(folder: Path, text: bytes) -> None:

@@ -82,8 +82,6 @@ class Judge:
         numbers = (each.numbers for batch_id, each in self.micro_batches.items() if batch_id < end)
         return Counter(row for rows in numbers for row in rows)
 
-    # --- at any step -----------------------------------------------------------------------------------
-
     def look(self) -> None:
         """A reader of the table, and of the table with what is staged."""
         simulation, table, every = self.simulation, self.simulation.table, self.every
@@ -115,8 +113,6 @@ class Judge:
         if wrong:
             first = self.meaning.get(min(wrong), {})
             raise Wrong(f"{said}: {wrong.total()}, such as { ({name: first.get(name) for name in ('row', 'status')}) }")
-
-    # --- at the end ------------------------------------------------------------------------------------
 
     def at_the_end(self, stopped: str) -> None:
         """Everything, once the query has come to its end or is stopped for good."""

@@ -89,8 +89,6 @@ def _fails(scenario: Scenario) -> Callable[[Sequence[Step]], bool]:
     return lambda steps: why_wrong(scenario, steps) != ""
 
 
-# --- the fewest steps that still fail, each with the least that happens in it -----------------------------------------
-
 Fails = Callable[[Sequence[Step]], bool]
 
 

@@ -69,9 +69,6 @@ class Frame:
         self.run, self.batch_id, self.schema = run, batch_id, SCHEMAS[columns or "s"]
 
 
-# --- jobs over staged files ------------------------------------------------------------------------------------------
-
-
 def _parts(frame: Frame) -> dict[str, list[int]]:
     parts: dict[str, list[int]] = {}
     for row in frame.run.evaluate(frame.batch_id):
@@ -137,9 +134,6 @@ def _read_files(spark: object, folder: str, schema: object, files: Any, partitio
     return [row for piece in pieces for row in NOW[-1].checkpoint.files[piece.path][0][piece.partition]]
 
 
-# --- the staging folder ----------------------------------------------------------------------------------------------
-
-
 class Folder(StagingFolder):
     """The product's staging folder: its log on the simulated disk, or in the object store; staged rows beside it."""
 
@@ -165,9 +159,6 @@ def _store() -> Store:
     store = NOW[-1].checkpoint.log
     assert isinstance(store, Store)
     return store
-
-
-# --- the loop --------------------------------------------------------------------------------------------------------
 
 
 class SimulatedSender(Sender):

@@ -71,8 +71,6 @@ class Table:
             said = "[DELTA_INVALID_PROTOCOL_VERSION] too new" if fault == "lasting" else "the storage does not answer"
             raise PySparkException(message=said)
 
-    # --- neighbours ------------------------------------------------------------------------------------
-
     def neighbour(self) -> None:
         self.add("WRITE", (*self.rows, -1 - len(self.rows)))
 

@@ -208,8 +208,6 @@ def test_a_history_that_was_found_shows_the_fault_where_its_mend_is_taken_back(n
         assert told_of(name) - {""}
 
 
-# --- crashes recorded on Spark by `tests/crash/test_recorded_crashes.py` ----------------------------------------------
-
 FILE = Path(__file__).parents[1] / "data" / "recorded_crashes.jsonl.gz"
 RECORDINGS = [Recording.of(json.loads(line)) for line in gzip.decompress(FILE.read_bytes()).splitlines()]
 
@@ -225,9 +223,6 @@ def test_a_run_that_comes_to_another_end_than_on_spark_is_told() -> None:
     first = recording.runs[1]._replace(committed=7)
     with pytest.raises(Wrong, match=r"run 1, .*on Spark with"):
         replayed(recording._replace(runs=[recording.runs[0], first, *recording.runs[2:]]), "another end")
-
-
-# --- a long life ------------------------------------------------------------------------------------------------------
 
 
 def grows(drains: int, restarts: int, host: str) -> dict[str, tuple[int, int]]:

@@ -158,9 +158,6 @@ def _world(rng: random.Random, rule: str, several: bool) -> tuple[World, dict[st
     return of_one_rule(world, criterion), criterion
 
 
-# --- histories -------------------------------------------------------------------------------------------------------
-
-
 def history(seed: int) -> tuple[Scenario, list[Step]]:
     rng = random.Random(f"history {seed}")
     drawn = scenario(rng.randrange(SCENARIOS))

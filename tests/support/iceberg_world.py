@@ -70,8 +70,6 @@ class IcebergWorld(World):
     def target(self, options: SinkOptions) -> Target:
         return WorldIceberg(self, options)
 
-    # --- what Iceberg does ---------------------------------------------------------------------------------------
-
     def create(self) -> None:
         if self.table_id is None:
             self.table_id = ""
@@ -154,8 +152,6 @@ class IcebergWorld(World):
     def in_table(self) -> Counter[int]:
         files = self.snapshot(self.refs.get("main"))
         return Counter(row for file in files for row in self.files[file])
-
-    # --- of `World` ----------------------------------------------------------------------------------------------
 
     def begin(self, stalls_in: str) -> None:
         """A run that is believed dead has begun the drain that is under way. It stalls before its "look" at the table,

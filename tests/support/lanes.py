@@ -27,8 +27,6 @@ from tests.support.law_streams import COLUMNS, LawStream, law_stream, with_file_
 from tests.support.streams import Landing, Rows, arrow_rows
 from tests.support.worlds import Batch, splits
 
-# --- sources beside files: Delta tables and topics of Kafka ----------------------------------------------------------
-
 SIDES = ("operations", "events")
 
 
@@ -94,8 +92,6 @@ class KafkaLanding(Landing):
             )
         )
 
-
-# --- streams ---------------------------------------------------------------------------------------------------------
 
 BLOB, LOG = "applyInPandasWithState", "transformWithState"
 WAITS = ("row", "created_at", "deadline_at", "held_until", "matched", "missing_keys", "progress")

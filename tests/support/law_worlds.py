@@ -249,8 +249,6 @@ def draw_on_time(
     return OnTime(rng, world, spec, on_time(rng, world, lookback_us), expected, unheard)
 
 
-# --- worlds whose outcomes carry events ------------------------------------------------------------------------------
-
 NOTES = (None, "x", "y", "why")
 
 

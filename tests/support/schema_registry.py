@@ -57,9 +57,6 @@ def _runner() -> Path:
     return runner
 
 
-# --- Avro -----------------------------------------------------------------------------------------
-
-
 def framed(schema_id: int, record: bytes) -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big") + record
 

@@ -165,16 +165,6 @@ def test_values_are_put_in_order_however_many_and_however_spread(count: int, spr
     assert ordered(np.sort(values)).tolist() == sorted(before)
 
 
-def test_writing_into_a_restored_column_leaves_the_state_as_it_was() -> None:
-    state = np.arange(5).tobytes()
-    view = np.frombuffer(state, np.int64)
-    column: GrowableArray[Any] = GrowableArray(view)
-    column.writable[2] = 99
-    column.append(np.array([7]))
-    assert column.values.tolist() == [0, 1, 99, 3, 4, 7]
-    assert view.tolist() == [0, 1, 2, 3, 4]
-
-
 def test_ten_thousand_appends_copy_a_column_a_few_dozen_times() -> None:
     column: GrowableArray[Any] = GrowableArray(EMPTY)
     places = set()
