@@ -46,19 +46,16 @@ CLASSIC = ("py4j", "pyspark.core")
 
 IMPORT = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import spark_purgatory
-print(time.perf_counter() - start, *{"pyspark", "numpy", "pandas", "pyarrow"} & set(sys.modules))
+print(time.process_time() - start, *{"pyspark", "numpy", "pandas", "pyarrow"} & set(sys.modules))
 """
 
 
-def test_the_import_takes_less_than_300_ms_and_loads_neither_spark_nor_arrays() -> None:
-    runs = [
-        subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True) for _ in range(3)
-    ]
-    seconds = [run.stdout.split() for run in runs]
-    assert all(len(words) == 1 for words in seconds), "modules that were loaded"
-    assert min(float(words[0]) for words in seconds) < 0.3
+def test_the_import_takes_less_than_300_ms_of_cpu_and_loads_neither_spark_nor_arrays() -> None:
+    ran = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    seconds, *loaded = ran.stdout.split()
+    assert loaded == [] and float(seconds) < 0.3
 
 
 def test_a_warning_is_seen_in_a_program_that_says_nothing_of_logging() -> None:
