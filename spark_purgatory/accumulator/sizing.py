@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 R_contra = TypeVar("R_contra", contravariant=True)
-P = TypeVar("P", bound=Hashable)
 
 PRIOR_RATIO = 1.0  # staged and committed files are Parquet of the same codec
 PRIOR_STAGED_BYTES = 1 << 20  # the prior's weight: one commit of 16 MiB leaves it 3 %
@@ -80,46 +79,46 @@ class _Seen:
     staged_row_bytes: DecayedQuotient  # staged bytes / rows
 
 
-class SizeCalibration(Generic[P]):
+class SizeCalibration:
     """Estimates of the size of each partition's staged bytes and rows in a file. The module has the arithmetic."""
 
     def __init__(self) -> None:
         self._table = _Seen(
             DecayedQuotient(PRIOR_RATIO * PRIOR_STAGED_BYTES, PRIOR_STAGED_BYTES), DecayedQuotient(PRIOR_ROW_BYTES, 1.0)
         )
-        self._partitions: OrderedDict[P, _Seen] = OrderedDict()
+        self._partitions: OrderedDict[str, _Seen] = OrderedDict()
 
-    def observe_staged(self, partition: P, staged_bytes: int, rows: int) -> None:
+    def observe_staged(self, partition: str, staged_bytes: int, rows: int) -> None:
         if rows:
             for seen in (self._table, self._of(partition)):
                 seen.staged_row_bytes.observe(staged_bytes, rows, KEEP)
 
-    def observe_committed(self, partition: P, staged_bytes: int, file_bytes: int) -> None:
+    def observe_committed(self, partition: str, staged_bytes: int, file_bytes: int) -> None:
         """Take the size of files that pieces of ``staged_bytes`` became; without bytes it changes nothing."""
         if staged_bytes:
             bounded_bytes = clamp(file_bytes / staged_bytes, MIN_RATIO, MAX_RATIO) * staged_bytes
             for seen in (self._table, self._of(partition)):
                 seen.ratio.observe(bounded_bytes, staged_bytes, KEEP)
 
-    def ratio(self, partition: P) -> float:
+    def ratio(self, partition: str) -> float:
         """Return committed bytes / staged bytes, from ``MIN_RATIO`` to ``MAX_RATIO``."""
         return clamp(self._peek(partition).ratio.value, MIN_RATIO, MAX_RATIO)
 
-    def file_bytes(self, partition: P, staged_bytes: int) -> int:
+    def file_bytes(self, partition: str, staged_bytes: int) -> int:
         """Return the bytes of ``staged_bytes`` in a file, rounded up."""
         return math.ceil(self.ratio(partition) * staged_bytes)
 
-    def row_bytes(self, partition: P) -> float:
+    def row_bytes(self, partition: str) -> float:
         return self.ratio(partition) * self._peek(partition).staged_row_bytes.value
 
-    def rows_for(self, partition: P, file_bytes: int) -> int:
+    def rows_for(self, partition: str, file_bytes: int) -> int:
         """Return the number of rows that fit into a file of ``file_bytes``, at least 1."""
         return max(1, int(file_bytes / max(self.row_bytes(partition), MIN_ROW_BYTES)))
 
-    def _peek(self, partition: P) -> _Seen:
+    def _peek(self, partition: str) -> _Seen:
         return self._partitions.get(partition, self._table)
 
-    def _of(self, partition: P) -> _Seen:
+    def _of(self, partition: str) -> _Seen:
         seen = self._partitions.get(partition)
         if seen is None:
             seen = _Seen(self._table.ratio.restarted(PRIOR_STAGED_BYTES), self._table.staged_row_bytes.restarted(1.0))

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, own_session, settings
+from spark_purgatory.spark.storage.spark_access import own_session
 from spark_purgatory.spark.storage.storage_access import literal, write_line
 
 NEWEST = "newest"  # A folder of the checkpoint, with the file of the last start
@@ -49,8 +49,8 @@ def write_newest(spark: SparkSession, checkpoint: str, times_us: Mapping[str, in
 
     Files of earlier starts are kept if a micro-batch was begun and not committed, which may read one again.
     """
-    with own_session(spark) as own, settings(own, SMALL_QUERY):
-        mode = "append" if keeps_others else "overwrite"
+    mode = "append" if keeps_others else "overwrite"
+    with own_session(spark) as own:
         write_line(own, f"{checkpoint.rstrip('/')}/{NEWEST}", json.dumps(dict(times_us)), mode)
 
 

@@ -212,7 +212,7 @@ def test_callbacks_that_raise_stop_neither_the_others_nor_the_accumulator() -> N
 MIB = 1 << 20
 
 
-def calibration() -> SizeCalibration[str]:
+def calibration() -> SizeCalibration:
     """The prior weighs 1 MiB and half is kept."""
     return SizeCalibration()
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession, is_remote
@@ -103,7 +104,8 @@ class QueryMonitor(QueryListener):
         self._gauges_ms, self._last_batch, self._stopped = 0, -1, False
         self._reading, self._taking = threading.Lock(), threading.Lock()
         if isinstance(query, AccumulatorQuery) and not is_remote():
-            query._listeners.append(self._measured)
+            # A drain reports since the last micro-batch, perhaps after the query's end.
+            query._listeners.append(partial(self._report_more, at_end=True))
         with self._taking:
             self._spark.streams.addListener(self)
             # This is read before the reports, which are complete if the query has ended by now.
@@ -173,10 +175,6 @@ class QueryMonitor(QueryListener):
                 by_labels[labels] = by_labels.get(labels, 0) + (added or 0)
         if counters:
             self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
-
-    def _measured(self, values: Mapping[str, float]) -> None:
-        """Report the sink's values since the last micro-batch, perhaps after the query's end."""
-        self._report_more(values, at_end=True)
 
     def _report_more(self, values: Mapping[str, float], at_end: bool = False) -> None:
         with self._taking:

@@ -164,7 +164,9 @@ class AccumulatorQuery:
         while self.isActive:
             if (progress := self._query.lastProgress) is not None:
                 last = progress["batchId"] if last is None else last
-                if progress["batchId"] > last and not _brought(progress):
+                theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
+                has_new = (each["startOffset"] != each["endOffset"] or each["numInputRows"] > 0 for each in theirs)
+                if progress["batchId"] > last and not any(has_new):
                     return
             time.sleep(POLL_SECONDS)
         if (error := self._query.exception()) is not None:
@@ -276,11 +278,6 @@ class AccumulatorQuery:
     def _notify(self, draining_rows: int) -> None:
         for listener in self._listeners:
             listener({**self.metrics(), "draining_rows": draining_rows})
-
-
-def _brought(progress: Any) -> bool:
-    theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
-    return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
 
 
 def _refuse_remote(what: str) -> None:

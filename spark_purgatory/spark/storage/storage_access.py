@@ -16,7 +16,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config.places import split_uri
-from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
@@ -76,7 +76,8 @@ def absolute(spark: SparkSession, path: str) -> str:
 def write_line(spark: SparkSession, path: str, line: str, mode: str) -> None:
     """Write a line into a folder, as its one file."""
     row = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))
-    row.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(path)
+    with settings(spark, SMALL_QUERY):
+        row.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(path)
 
 
 def write_nothing(spark: SparkSession, path: str, mode: str) -> None:
@@ -85,7 +86,8 @@ def write_nothing(spark: SparkSession, path: str, mode: str) -> None:
     writer = nothing.write.partitionBy("gone").mode(mode).option("partitionOverwriteMode", "static")
     for is_last in (*(False,) * 9, True):
         try:
-            return writer.option(NO_SUCCESS_FILE, "false").text(path)
+            with settings(spark, SMALL_QUERY):
+                return writer.option(NO_SUCCESS_FILE, "false").text(path)
         except SPARK_FAULTS as error:
             if is_last or "_temporary" not in str(error):  # Another query that does so now may remove that folder.
                 raise

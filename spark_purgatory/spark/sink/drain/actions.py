@@ -88,20 +88,14 @@ Action = OfMicroBatch | Intend | Check | Commit | ReadBack | CleanUp | Wait | St
 
 # --- failpoints: named places before and after each durable step, where a crash could matter ------
 
-_STEPS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
-FAILPOINTS = tuple(f"{when} {step}" for step in (*_STEPS.values(), "return") for when in ("before", "after"))
+STEPS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
+FAILPOINTS = tuple(f"{when} {step}" for step in (*STEPS.values(), "return") for when in ("before", "after"))
 hook: Callable[[str], None] | None = None  # Called with the name of each failpoint reached. Only tests set it.
 
 
 def reach(name: str) -> None:
     if hook is not None:
         hook(name)
-
-
-def reach_action(when: str, action: object) -> None:
-    """Report the failpoint before or after an action, if the action has one."""
-    if (step := _STEPS.get(type(action))) is not None:
-        reach(f"{when} {step}")
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Delivery:
 class _FileSizing:
     """The bytes that a piece should add to any file. A batch keeps the estimate that was made at the append."""
 
-    sizes: SizeCalibration[str]
+    sizes: SizeCalibration
     header_bytes = 0
 
     def record_bytes(self, record: Piece, batch: Sequence[Piece]) -> int:
@@ -120,7 +120,7 @@ class PolicyAdapter:
         self.delivery_timeout_ms = options.ms_of("delivery_timeout")
         self.on_delivery: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.calling: int | None = None  # The thread that is in `on_delivery`.
-        self.sizes: SizeCalibration[str] = SizeCalibration()
+        self.sizes: SizeCalibration = SizeCalibration()
         self.backlog = Backlog()
         self._settings = AccumulatorSettings(
             batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
@@ -163,7 +163,6 @@ class PolicyAdapter:
         return tuple(piece for file in files for piece in file.records)
 
     def is_backing_off(self, ledger: Ledger, now_ms: int) -> bool:
-        """Return True if the last try failed and it is too early for another one."""
         return ledger.failures > 0 and now_ms < ledger.failed_ms + self._backoff_ms(ledger.failures - 1)
 
     def is_out_of_time(self, ledger: Ledger) -> bool:

@@ -137,10 +137,12 @@ class Sender:
             self.open(work.spark)
             self.policy.begin(work)
             while not isinstance(action := self._next(work), do.Return):
-                do.reach_action("before", action)
+                step = do.STEPS.get(type(action))
+                if step is not None:
+                    do.reach(f"before {step}")
                 result = self._do(action, work)
-                if not isinstance(result, do.Begun):
-                    do.reach_action("after", action)
+                if step is not None and not isinstance(result, do.Begun):
+                    do.reach(f"after {step}")
                 self._take_in(result, work)
             self.has_failed = False
         except Exception as error:

@@ -160,10 +160,8 @@ class SparkActions:
         path = ledger.run.batch_path(epoch, number)
         found = staged_files.stage(work.rows, f"{self.folder}/{path}", self.rules, action.max_file_rows)
         staged = StagedBatch(number, epoch, action.now_ms, path, *found)
-        entry = staging_folder.record_entry(staged)
-        if not staged.contents.rows:
-            entry = staging_folder.empty_entry(ledger.empty_run(number))
-        self.folder.write_entry(work.spark, epoch, *entry)
+        empty = staging_folder.empty_entry(ledger.empty_run(number))
+        self.folder.write_entry(work.spark, epoch, *(staging_folder.record_entry(staged) if found[0].rows else empty))
         return staged
 
     def count(

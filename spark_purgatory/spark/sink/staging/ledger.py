@@ -380,7 +380,6 @@ class Ledger:
         self.failure, self.before_version, self.begun_ms = None, intent.base_version, now_ms
 
     def begin_again(self, version: int, now_ms: int) -> None:
-        """Try the last intent's drain again; the table is at this version."""
         self.before_version, self.just_counted = version, frozenset()
         self.begun_ms = now_ms if self.begun_ms is None else self.begun_ms
 
@@ -402,7 +401,6 @@ class Ledger:
         self.failure, self.failures, self.progress_ms = None, 0, now_ms
 
     def end(self) -> None:
-        """End the drain: what it made idle was removed."""
         self.epochs -= self.idle_epochs()
         self.begun_ms = None
 

@@ -80,8 +80,7 @@ class StagingFolder:
             if self.local is not None:
                 _write_file(self.local / place, line)
                 return
-            with settings(spark, SMALL_QUERY):
-                write_line(spark, f"{self.uri}/{place}", line, "overwrite" if is_note else "error")
+            write_line(spark, f"{self.uri}/{place}", line, "overwrite" if is_note else "error")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogEntry]:
         """Return the entries, with ``others_write`` but those removed meanwhile. StagingError if one is damaged."""
@@ -134,8 +133,7 @@ class StagingFolder:
                     (self.local / path).unlink(missing_ok=True)
                 _remove_tree(self.local / path)
                 return
-            with settings(spark, SMALL_QUERY):
-                write_nothing(spark, f"{self.uri}/{path}", "overwrite")
+            write_nothing(spark, f"{self.uri}/{path}", "overwrite")
 
 
 def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:

@@ -316,8 +316,7 @@ def check_known(
     forgets = f" {FORGETS_NAMES}." if forgets_names(spark, table) else ""
     found = described(spark, sql_text(place))
     if found is not None and found["format"] == "delta":
-        rows = spark.sql(f"DESCRIBE HISTORY {sql_text(place)} LIMIT {LOOKED_AT}").select(*COLUMNS).collect()
-        history = whole_history(lambda _: [row.asDict() for row in rows])
+        history = DeltaTarget(SinkOptions(path=place)).history(spark, first=LOOKED_AT)
         numbers = [] if app_id is None else history.drains(app_id)
         has = f", with drains of this query up to number {max(numbers)}" if numbers else ""
         raise TableLostError(
