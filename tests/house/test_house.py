@@ -17,9 +17,10 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_purgatory
-from spark_purgatory import errors, metrics, testing
+from spark_purgatory import AccumulatorQuery, errors, metrics, testing
 from spark_purgatory.core.spec import criteria
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -471,3 +472,8 @@ def test_the_checker_finds(path: str, source: str, finding: str) -> None:
     assert len(findings) == 1, findings
     assert finding in findings[0]
     assert findings[0].startswith(f"{path}:")
+
+
+def test_a_query_has_every_name_of_sparks() -> None:
+    own = {name for name in vars(AccumulatorQuery) if not name.startswith("_")}
+    assert {name for name in vars(StreamingQuery) if not name.startswith("_")} < own

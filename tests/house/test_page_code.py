@@ -27,7 +27,7 @@ RUN = {
     "docs/index.md",  # the same
     "docs/gallery.md",  # tests/spark/test_notebooks.py: its code is of notebooks
     "docs/how-to/iceberg.md",  # tests/iceberg/test_iceberg_sink.py
-    "docs/testing.md",  # tests/spark/test_testing_guide.py
+    "docs/testing.md",  # tests/spark/test_docs_snippets.py
     "bundle/README.md",  # tests/places/test_pipelines.py has the whole pipeline
 }
 """Pages whose code a test runs. Beside these `tests/spark/test_notebooks.py` compares docs/notebooks."""
