@@ -18,14 +18,11 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
-from tests.support.iceberg_lake import append, cut_at, expire, has_iceberg, name, numbers, rewrite
+from tests.support.iceberg_lake import append, cut_at, expire, name, numbers, rewrite
 from tests.support.iceberg_rest import rest_catalog
 from tests.support.remote_client import connect_server
 from tests.support.sink_streams import Stream, every
 
-if not has_iceberg(pyspark.__version__):
-    pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
-pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 REMOTE = """
 import sys

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
-import pytest
 
-from tests.support.iceberg_lake import has_iceberg
-
-if not has_iceberg(pyspark.__version__):
-    pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
-pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = 40
 JOB = """

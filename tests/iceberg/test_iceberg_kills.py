@@ -15,7 +15,6 @@ from threading import Event, Thread
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -23,11 +22,8 @@ from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from tests.support import iceberg_lake as world
 from tests.support.delta_files import halve
 from tests.support.iceberg_child import TABLE
-from tests.support.iceberg_lake import append, expire, has_iceberg, numbers, rewrite
+from tests.support.iceberg_lake import append, expire, numbers, rewrite
 
-if not has_iceberg(pyspark.__version__):
-    pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
-pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 IN_STAGE = "in stage"
 """A kill that leaves half of a staged file."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,12 +16,8 @@ from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget
 from tests.support import iceberg_lake as world
-from tests.support.iceberg_lake import PowerCutError, append, cut_at, expire, has_iceberg, name, numbers, rewrite
+from tests.support.iceberg_lake import PowerCutError, append, cut_at, expire, name, numbers, rewrite
 from tests.support.sink_streams import Stream, every
-
-if not has_iceberg(pyspark.__version__):
-    pytest.skip("Iceberg has no runtime for this Spark: make test-iceberg", allow_module_level=True)
-pytestmark = pytest.mark.spark
 
 
 def snapshots(stream: Stream) -> list[dict[str, Any]]:

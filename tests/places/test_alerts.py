@@ -69,26 +69,26 @@ def as_series(lines: list[dict[str, float]], then: str = "") -> Series:
     }
 
 
-def promtool(folder: Path, series: Series, asked: list[tuple[int, str, list[dict[str, Any]]]]) -> str:
-    """ "" if each expression gives the samples at its minute, else what `promtool` says."""
+def ran(folder: Path, series: Series, **tests: list[dict[str, Any]]) -> str:
+    """ "" if the tests of alerts or of expressions pass on these series, else what `promtool` says."""
     tool = shutil.which("promtool")
     assert tool, "promtool is not on the PATH: apt-get install prometheus, brew install prometheus"
-    tests = [{"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples} for minute, expr, samples in asked]
+    given = [{"series": name, "values": values} for name, values in series.items()]
     world = {
         "rule_files": [str(RULES), str(OF_RUNS)],
         "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                "promql_expr_test": tests,
-            }
-        ],
+        "tests": [{"interval": "1m", "input_series": given, **tests}],
     }
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump(world), encoding="utf-8")
-    ran = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
-    return "" if ran.returncode == 0 else ran.stdout + ran.stderr
+    ended = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    return "" if ended.returncode == 0 else ended.stdout + ended.stderr
+
+
+def promtool(folder: Path, series: Series, asked: list[tuple[int, str, list[dict[str, Any]]]]) -> str:
+    """ "" if each expression gives the samples at its minute, else what `promtool` says."""
+    tests = [{"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples} for minute, expr, samples in asked]
+    return ran(folder, series, promql_expr_test=tests)
 
 
 def firing(minute: int, raised: set[str]) -> list[tuple[int, str, list[dict[str, Any]]]]:
@@ -121,28 +121,23 @@ def test_an_alert_fires_where_no_micro_batch_ends(then: str, tmp_path: Path) -> 
     assert promtool(tmp_path, series, [*firing(minute, set()), *firing(minute + 35, {"NoMicroBatch"})]) == ""
 
 
-@pytest.mark.parametrize(("retries", "raised"), [("0+1x20", {"DrainsFail"}), ("0+1x2 2x17", set())])
-def test_drains_that_fail_again_and_again_raise_an_alert(retries: str, raised: set[str], tmp_path: Path) -> None:
-    series = {f'{PREFIX}drain_retries_total{{query="orders"}}': retries}
-    asked = [each for each in firing(19, raised) if "DrainsFail" in each[1]]
-    assert promtool(tmp_path, series, asked) == ""
-
-
-@pytest.mark.parametrize(("minutes", "raised"), [(40, set()), (46, {"RowsOverdue"})])
-def test_rows_that_wait_as_long_as_linger_says_raise_nothing(minutes: int, raised: set[str], tmp_path: Path) -> None:
-    series = {
-        f'{PREFIX}{name}{{query="orders"}}': f"{value}x5"
-        for name, value in (("staged_age_ms", minutes * 60_000), ("linger_ms", 30 * 60_000))
-    }
-    asked = [each for each in firing(5, raised) if "RowsOverdue" in each[1]]
-    assert promtool(tmp_path, series, asked) == ""
-
-
-@pytest.mark.parametrize(("size", "raised"), [(99_000_000, set()), (101_000_000, {"ShardTooLarge"})])
-def test_a_shard_that_is_too_large_raises_an_alert(size: int, raised: set[str], tmp_path: Path) -> None:
-    series = {f'{PREFIX}largest_shard_state_bytes{{query="orders"}}': f"{size}x40"}
-    asked = [each for each in firing(35, raised) if "ShardTooLarge" in each[1]]
-    assert promtool(tmp_path, series, asked) == ""
+@pytest.mark.parametrize(
+    ("alert", "minute", "values", "fires"),
+    [
+        ("DrainsFail", 19, {"drain_retries_total": "0+1x20"}, True),
+        ("DrainsFail", 19, {"drain_retries_total": "0+1x2 2x17"}, False),
+        ("RowsOverdue", 5, {"staged_age_ms": f"{46 * 60_000}x5", "linger_ms": f"{30 * 60_000}x5"}, True),
+        ("RowsOverdue", 5, {"staged_age_ms": f"{40 * 60_000}x5", "linger_ms": f"{30 * 60_000}x5"}, False),
+        ("ShardTooLarge", 35, {"largest_shard_state_bytes": "101000000x40"}, True),
+        ("ShardTooLarge", 35, {"largest_shard_state_bytes": "99000000x40"}, False),
+    ],
+)
+def test_an_alert_fires_above_its_bound_alone(
+    alert: str, minute: int, values: dict[str, str], fires: bool, tmp_path: Path
+) -> None:
+    series = {f'{PREFIX}{name}{{query="orders"}}': each for name, each in values.items()}
+    asked = [each for each in firing(minute, {alert} if fires else set()) if f'"{alert}"' in each[1]]
+    assert asked and promtool(tmp_path, series, asked) == ""
 
 
 def test_an_alert_says_which_query_and_how_much(tmp_path: Path) -> None:
@@ -150,34 +145,14 @@ def test_an_alert_says_which_query_and_how_much(tmp_path: Path) -> None:
     for name in NAMES:
         assert rules[name]["labels"]["severity"] in ("page", "ticket"), name
         assert "$labels.query" in rules[name]["annotations"]["summary"], name
-    test = {
-        "rule_files": [str(RULES), str(OF_RUNS)],
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": f'{PREFIX}watermark_lag_ms{{query="orders"}}', "values": "7200000x20"}],
-                "alert_rule_test": [
-                    {
-                        "eval_time": "15m",
-                        "alertname": "WatermarkStands",
-                        "exp_alerts": [
-                            {
-                                "exp_labels": {"severity": "page", "query": "orders"},
-                                "exp_annotations": {
-                                    **rules["WatermarkStands"]["annotations"],
-                                    "summary": "orders: the watermark is 2h 0m 0s behind the clock",
-                                },
-                            }
-                        ],
-                    }
-                ],
-            }
-        ],
+    said = {"summary": "orders: the watermark is 2h 0m 0s behind the clock"}
+    expected = {
+        "exp_labels": {"severity": "page", "query": "orders"},
+        "exp_annotations": {**rules["WatermarkStands"]["annotations"], **said},
     }
-    file = tmp_path / "text.yml"
-    file.write_text(yaml.safe_dump(test), encoding="utf-8")
-    ran = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    series = {f'{PREFIX}watermark_lag_ms{{query="orders"}}': "7200000x20"}
+    asked = {"eval_time": "15m", "alertname": "WatermarkStands", "exp_alerts": [expected]}
+    assert ran(tmp_path, series, alert_rule_test=[asked]) == ""
 
 
 def test_every_query_of_the_dashboard_finds_samples(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from tests.support.job_process import JobProcess
 from tests.support.places_world import World, differences, folder_sources, orders_job
 from tests.support.worker_python import built_wheel, packed_environment, worker_python
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 FILES = 8
 
 
@@ -79,8 +81,6 @@ def environment(folder: Path) -> tuple[dict[str, Any], str]:
     return {"spark.archives": f"{archive}#environment"}, "./environment/bin/python"
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 @pytest.mark.parametrize("shipped", [wheel, environment])
 def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_killed(
@@ -114,7 +114,6 @@ def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_kil
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_speculative_attempts_with_real_shuffles_and_adaptive_execution_change_no_outcome(
     tmp_path: Path, host: str
@@ -165,8 +164,6 @@ def events_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-@pytest.mark.long
-@pytest.mark.spark
 def test_a_master_that_is_not_there_is_named(tmp_path: Path) -> None:
     World(orders=10).land(tmp_path, range(10))
     master = f"spark://{HOST}:{free_port()}"

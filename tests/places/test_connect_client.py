@@ -12,6 +12,8 @@ from tests.support.delta_files import delta_rows
 from tests.support.places_world import World, differences
 from tests.support.remote_client import client_python, connect_server
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 FILES = 6
 CLIENT = """
 import sys
@@ -44,8 +46,6 @@ STATE = {"spark.sql.shuffle.partitions": "4", "spark.sql.session.timeZone": "UTC
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_a_client_without_py4j_gets_each_outcome_once(tmp_path: Path, host: str) -> None:
     world = World(orders=54_000)

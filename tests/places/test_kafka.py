@@ -23,13 +23,14 @@ from tests.support.kafka_broker import PACKAGE, KafkaBroker, kafka_broker, kafka
 from tests.support.places_world import World, differences, orders_job
 from tests.support.schema_registry import SchemaRegistry, avro_long, avro_string, framed, schema_registry
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "from_kafka_classes.md"
 PARTITIONS = 4
 MALFORMED = [b'{"order_id": "order-', b"no json", b"", b"\xff\xfe\x00"]
 """Values that are no JSON; the last is no UTF-8."""
 
 
-@pytest.mark.long
 def test_the_page_of_kafkas_operations_names_the_classes_that_kafka_has() -> None:
     version = PACKAGE.rpartition(":")[2]
     page = PAGE.read_text(encoding="utf-8")
@@ -83,8 +84,6 @@ def job_file(folder: Path, broker: KafkaBroker, host: str) -> Path:
     return orders_job(folder / "job.yaml", sources, str(folder), host, settings, **more)
 
 
-@pytest.mark.long
-@pytest.mark.spark
 def test_a_topic_that_is_not_there_and_a_broker_that_is_not_are_named(tmp_path: Path) -> None:
     quick = {"kafka.default.api.timeout.ms": 5000, "kafka.request.timeout.ms": 4000, "fetchOffset.numRetries": 1}
 
@@ -109,8 +108,6 @@ def test_a_topic_that_is_not_there_and_a_broker_that_is_not_are_named(tmp_path: 
     assert "no Kafka broker answers at kafka.bootstrap.servers of operations.source.options" in said
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_nothing_is_lost_or_doubled_while_broker_and_job_are_killed(tmp_path: Path, host: str) -> None:
     world = World(orders=110_000)
@@ -212,8 +209,6 @@ def records_in(broker: KafkaBroker, topic: str) -> list[tuple[str | None, dict[s
     return found
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_avro_of_a_registry_and_topics_by_pattern_go_into_a_topic_at_least_once(tmp_path: Path, host: str) -> None:
     world = World(orders=10_000)

@@ -12,7 +12,7 @@ from tests.support.children import run_module
 from tests.support.kafka_broker import kafka_broker
 from tests.support.lanes import BLOB, LOG
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.long
         pytest.param(3, "delta", {"emit": "early"}, [(BLOB, 8), (LOG, 3)], id="early, several keys, into Delta"),
     ],
 )
-@pytest.mark.spark
 def test_a_moved_stream_of_kafka_has_the_table_of_the_one_that_stays(
     tmp_path: Path, seed: int, sink: str, options: dict[str, Any], stops: list[Any]
 ) -> None:

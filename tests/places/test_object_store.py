@@ -16,6 +16,8 @@ from tests.support.job_process import JobProcess
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.places_world import World, differences, folder_sources, orders_job
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 AWS_SDK = "2.35.4"
 PACKAGES = [
     "org.apache.hadoop:hadoop-aws:3.5.0",
@@ -55,8 +57,6 @@ def versions(store: ObjectStore) -> int:
     return sum(file.base_name.endswith(".json") for file in found)
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_nothing_is_lost_or_doubled_in_an_object_store(tmp_path: Path, host: str) -> None:
     world = World(orders=54_000)
@@ -91,8 +91,6 @@ def objects(store: ObjectStore, folder: str) -> dict[str, Any]:
     return {file.path: (file.size, file.mtime_ns) for file in found if file.is_file}
 
 
-@pytest.mark.long
-@pytest.mark.spark
 def test_a_checkpoint_is_moved_in_an_object_store_to_the_other_host_and_back(tmp_path: Path) -> None:
     world = World(orders=9_000)
     parts = [range(first, first + 3_000) for first in range(0, world.orders, 3_000)]

@@ -14,6 +14,8 @@ from tests.support.doc_page import WIDTH, Page
 from tests.support.kafka_broker import kafka_broker
 from tests.support.object_store import object_store
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 HOW_TO = ROOT / "docs" / "how-to"
 
 
@@ -28,8 +30,6 @@ def command(words: list[str]) -> str:
     return ran.stdout
 
 
-@pytest.mark.long
-@pytest.mark.spark
 def test_the_page_on_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with kafka_broker(tmp_path / "broker") as broker:
@@ -39,8 +39,6 @@ def test_the_page_on_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert page.ran.count("bash") == 2 and page.ran.count("text") == 2
 
 
-@pytest.mark.long
-@pytest.mark.spark
 def test_the_page_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with object_store(tmp_path) as store:

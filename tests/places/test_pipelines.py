@@ -17,6 +17,8 @@ from tests.support.delta_files import delta_rows
 from tests.support.pipelines import run_pipeline
 from tests.support.places_world import World, differences
 
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
 PIPELINE = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -62,8 +64,6 @@ def resolved():
 """
 
 
-@pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("host", "written"),
     [("applyInPandasWithState", TABLE), ("transformWithState", SINK)],
