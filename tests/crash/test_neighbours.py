@@ -31,6 +31,8 @@ from tests.support.delta_files import closed
 from tests.support.sink_queries import HOUR, accumulator, staged_files, staged_for, start, wait_until
 from tests.support.sink_streams import Stream, every
 
+pytestmark = pytest.mark.long
+
 FORGETS = "delta.setTransactionRetentionDuration"
 
 
@@ -66,7 +68,6 @@ def meanwhile(failpoint: str, action: Callable[[], object]) -> Iterator[None]:
         actions.hook = None
 
 
-@pytest.mark.long
 def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_undone_the_rows_arrive(
     stream: Stream,
 ) -> None:
@@ -108,7 +109,6 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
     assert staged_files(stream) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "rule", "said", "undo"),
     [
@@ -134,7 +134,6 @@ def test_rows_that_break_a_rule_of_the_table_stop_the_query_at_once_and_arrive_w
     assert stream.run(rows).numbers() == (every(2) if rule else every(2) - Counter([15]) + Counter([None]))
 
 
-@pytest.mark.long
 def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_until_the_rows_are_put_right(
     stream: Stream,
 ) -> None:
@@ -165,7 +164,6 @@ def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_unt
     assert staged_files(stream) == []
 
 
-@pytest.mark.long
 def test_a_rename_between_the_looks_at_columns_and_history_is_seen(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +182,6 @@ def test_a_rename_between_the_looks_at_columns_and_history_is_seen(
         query.flush()
 
 
-@pytest.mark.long
 def test_a_table_that_someone_makes_before_the_first_drain_cuts_no_number(stream: Stream) -> None:
     name, settings = "made_meanwhile", stream.spark.conf
     stream.sink = RecordAccumulator(table=name, **HOUR)

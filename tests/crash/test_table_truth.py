@@ -76,8 +76,8 @@ def by_name(spark: SparkSession, folder: Path, name: str) -> Stream:
 
 @pytest.mark.parametrize(
     "points",
-    [("after intend", "after commit"), pytest.param(FAILPOINTS, marks=pytest.mark.slow)],
-    ids=["around a commit", "at every failpoint"],
+    [("after commit",), pytest.param(FAILPOINTS, marks=pytest.mark.slow)],
+    ids=["after a commit", "at every failpoint"],
 )
 def test_a_table_by_name_through_the_ends_of_runs(spark: SparkSession, tmp_path: Path, points: Sequence[str]) -> None:
     stream = by_name(spark, tmp_path, "cut")
