@@ -312,7 +312,8 @@ def run_file(
         try:
             with stop.heard_by_the_jvm():
                 run(spark, config, console, stop, log, report=report)
-            spark.stop()
+            if not stop.jvm_ends:
+                spark.stop()
         except (Py4JError, ConnectionError) as error:
             # The signal may reach the JVM as well, and end it before we have stopped the query.
             if stop.signal is None or isinstance(error, Py4JJavaError):

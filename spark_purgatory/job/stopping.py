@@ -32,6 +32,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self.event = threading.Event()
+        self.jvm_ends = False  # It got a signal of its own.
         self._stopped = threading.Event()
 
     def listen(self) -> None:
@@ -64,14 +65,15 @@ class StopRequest:
             yield
         finally:
             self._stopped.set()
-            try:
-                hooks.removeShutdownHook(hook)
-            except (Py4JError, OSError):
-                LOG.debug("the JVM has ended or is ending", exc_info=True)
+            if not self.jvm_ends:  # py4j would log what it answers.
+                try:
+                    hooks.removeShutdownHook(hook)
+                except (Py4JError, OSError):
+                    LOG.debug("the JVM has ended or is ending", exc_info=True)
 
     def run(self) -> None:
         """Ask for the stop, as SIGTERM does, and wait for it. The ending JVM calls it by py4j's callback server."""
-        self.signal = self.signal or signal.SIGTERM
+        self.signal, self.jvm_ends = self.signal or signal.SIGTERM, True
         self.event.set()
         self._stopped.wait(PATIENCE_SECONDS)
 

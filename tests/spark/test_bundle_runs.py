@@ -40,7 +40,14 @@ def test_the_job_gives_every_order_its_outcome_and_goes_on_where_it_ended(
     before = spark.read.format("delta").load(str(table)).count()
     assert before + waiting == landing.orders
     orders_job.main(str(tmp_path / "landing"), str(tmp_path / "lake"))
-    assert spark.read.format("delta").load(str(table)).count() == before
+    outcomes = spark.read.format("delta").load(str(table))
+    assert outcomes.count() == before
+    [completed, expired] = (outcomes.where(f"status = '{status}'").limit(1) for status in ("COMPLETED", "EXPIRED"))
+    lost = completed.collect()[0]["order_id"]
+    spoilt = outcomes.where(f"order_id <> '{lost}' OR order_id IS NULL").unionAll(expired)
+    spoilt.write.format("delta").save(str(tmp_path / "spoilt"))
+    counted = recount(spark, tmp_path / "landing", tmp_path / "spoilt")
+    assert (counted["COMPLETED"].different, counted["EXPIRED"].different) == (1, 1), "a lost and a doubled one are seen"
 
 
 @pytest.mark.slow

@@ -162,11 +162,11 @@ def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None
 
 
 def test_a_server_that_does_not_speak_grpc_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_purgatory.doctor.report.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("spark_purgatory.doctor.report.CONNECT_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = f"sc://127.0.0.1:{silent.getsockname()[1]}"
         *_, found = findings_of(True, remote, {})
-    assert found.what == "Spark Connect" and found.found.endswith("and did not answer as gRPC within 2 s")
+    assert found.what == "Spark Connect" and found.found.endswith("and did not answer as gRPC within 1 s")
     assert "use_ssl=true" in found.remedy
 
 
@@ -185,14 +185,6 @@ def test_no_part_of_an_address_that_may_be_a_login_is_shown(address: str) -> Non
         found = wrong(findings_of(True, given, {}))["Spark Connect"]
     assert "hunter2" not in str(found)
     assert found.found == "the address cannot be read" or found.found.startswith("sc://localhost:")
-
-
-def test_a_setting_without_a_value_is_a_wrong_argument() -> None:
-    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--conf", "spark.a=b", "--conf", "spark.key hunter2"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert ran.returncode == 2
-    assert "--conf must be NAME=VALUE" in ran.stderr and "number 2 of 2 is not" in ran.stderr
-    assert "hunter2" not in ran.stdout + ran.stderr
 
 
 # --- a checkpoint ---------------------------------------------------------------------------------

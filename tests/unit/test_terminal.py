@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -211,3 +212,28 @@ def test_what_waits_begins_with_the_total_and_is_a_line_a_row_in_80_columns() ->
     assert row.split() == "order-95 0 of 1 order-95 2024-03-01 09:09:35 3.0 s card".split()
     assert "2 of 1,884 shown.   --limit 5   --wide (all columns)" in lines[-2]
     assert max(map(len, lines)) <= 80 and len(lines) == 9
+
+
+def test_no_java_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    for command, code in (("demo", 1), ("doctor", 1)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "spark_purgatory", command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            check=False,
+        )
+        assert ran.returncode == code
+        assert "Traceback" not in ran.stderr
+        assert "openjdk-17-jre-headless" in ran.stderr + ran.stdout
+        assert command == "doctor" or ran.stderr.count("\n") == 1
+
+
+def test_a_setting_without_a_value_is_a_wrong_argument() -> None:
+    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--conf", "spark.a=b", "--conf", "spark.key hunter2"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 2
+    assert "--conf must be NAME=VALUE" in ran.stderr and "number 2 of 2 is not" in ran.stderr
+    assert "hunter2" not in ran.stdout + ran.stderr
