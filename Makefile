@@ -49,9 +49,8 @@ test-all: java promtool $(STAMP) ## All other tests, job by job, with what each 
 
 # The jobs of test-all.
 FILES_APART := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-PAGES := tests/spark/test_docs_snippets.py tests/spark/test_docstring_examples.py tests/spark/test_testing_guide.py \
-  tests/spark/test_notebooks.py tests/spark/test_gallery.py tests/house/test_readme.py tests/house/test_built_site.py \
-  tests/house/test_docs_site.py
+PAGES := tests/spark/test_docs_snippets.py tests/spark/test_docstring_examples.py tests/spark/test_notebooks.py \
+  tests/house/test_readme.py tests/house/test_built_site.py tests/house/test_docs_site.py
 
 test-pure: java $(STAMP)  ## Every test without Spark, with every case of those that `make test` samples
 	EVERY_CASE=1 $(MAKE) test-only MARKS="not slow and not spark" WORKERS="$(FILES_APART)"

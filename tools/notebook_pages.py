@@ -10,7 +10,6 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,16 +59,13 @@ class Cell:
     pictures: list[tuple[str, str]] = field(default_factory=list)
 
 
-def run_of(
-    notebook: Path, names: dict[str, Any], look_at: Callable[[Figure], None] = lambda figure: None
-) -> list[Cell]:
-    """Run a notebook. ``names`` is what its cells know, such as ``spark``; ``look_at`` is called with each picture."""
+def run_of(notebook: Path, names: dict[str, Any]) -> list[Cell]:
+    """Run a notebook. ``names`` is what its cells know, such as ``spark``."""
     done: list[Cell] = []
 
     def show() -> None:
         for number in pyplot.get_fignums():
             figure = pyplot.figure(number)
-            look_at(figure)
             title = "; ".join(axes.get_title() for axes in figure.axes)
             done[-1].pictures.append((title, svg(figure)))
         pyplot.close("all")

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from benchmarks import harness, latency, long_waits, workload_l, workload_w
+from benchmarks import harness, long_waits, workload_l, workload_w
 from benchmarks.contenders import CONTENDERS
 from benchmarks.harness import WrongOutcomeError
-from benchmarks.latency_feed import Script
 from benchmarks.long_run import Task, contenders, run_part
-from benchmarks.nexmark import COLUMNS, sides, winners
-from benchmarks.nexmark import CONTENDERS as OF_NEXMARK
-from benchmarks.nexmark_events import prepared as auctions
-from benchmarks.soak import soak
 from benchmarks.workload_l import Shape
 from benchmarks.workload_w import expected
 from spark_purgatory.spark.storage.spark_access import settings
@@ -45,7 +39,7 @@ def test_contenders_of_workload_w_agree(spark: SparkSession, tmp_path: Path) -> 
     assert [each.counts["rows"] for each in runs] == [due.completed + due.expired] * 2
 
 
-@pytest.mark.parametrize("name", ["blob", "log", "join"])
+@pytest.mark.parametrize("name", ["blob", "join"])
 def test_contenders_of_workload_l_end_all_through_a_restart(spark: SparkSession, tmp_path: Path, name: str) -> None:
     workload = workload_l.prepared(SMALL, 7, tmp_path)
     with settings(spark, contenders(SMALL.minutes)[name].settings):
@@ -58,29 +52,3 @@ def test_contenders_of_workload_l_end_all_through_a_restart(spark: SparkSession,
     for key in counts[0].keys() - {"rows"}:
         with pytest.raises(WrongOutcomeError, match=rf"{name} at .* no time is reported"):
             long_waits.check_outcomes(name, [{**counts[0], key: counts[0][key] + 1}, counts[1]], workload, SMALL)
-
-
-@pytest.mark.parametrize("name", ["blob", "join"])
-def test_contenders_of_nexmark_give_the_table_of_plain_sql(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    folder = auctions(5_000, 3, 7, tmp_path).folder
-    table = OF_NEXMARK[name].build(*sides(spark, folder, streaming=True)).select(*COLUMNS)
-    query = table.writeStream.format("memory").queryName(f"nexmark_{name}").trigger(availableNow=True).start()
-    query.awaitTermination()
-    rows = winners(spark, folder).select(*COLUMNS).collect()
-    assert len(rows) > 200 and sorted(spark.table(f"nexmark_{name}").collect()) == sorted(rows)
-
-
-@pytest.mark.parametrize("name", latency.CONTENDERS)
-def test_contenders_of_latency_give_the_table_of_the_feed(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    script = Script(waiting=100, rate=100, rows=350, unmeasured=100)
-    told = latency.run_once(spark, name, script, 1, tmp_path)
-    assert told.events == 150 - script.measured_events and 0 < told.p50 <= told.p99
-
-
-def test_a_small_soak_ends_with_the_outcomes_that_the_arrays_say(spark: SparkSession, tmp_path: Path) -> None:
-    workload = workload_l.prepared(replace(SMALL, minutes=12), 7, tmp_path)
-    contender = contenders(12)["log"]
-    with settings(spark, contender.settings):
-        samples, found = soak(spark, contender, workload, 2, 0.5, 1, tmp_path / "run", lambda sample: None)
-    assert found == workload_l.ended_at_last(workload.drawn, contender.grace_ms)
-    assert samples and all(at.worker_bytes > 0 and at.checkpoint_files > 0 for at in samples)

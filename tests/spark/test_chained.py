@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import STATE_STORE_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
+from spark_purgatory import STATE_STORE_SETTINGS, Purgatory, gauges, pending
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.now_and_then import now_and_then
-from tests.support.stream_rows import at, event, operation, purgatory
+from tests.support.stream_rows import at, completions_with, event, operation, operations_with, purgatory
 from tests.support.streams import Host, Landing
 
 BATCHES = 6
@@ -25,12 +25,9 @@ PAID = replace(purgatory(), host="transformWithState", emit="final", name="payme
 
 def shipped(host: Host, watermark: str = "60 minutes") -> Purgatory:
     """Paid orders wait ten minutes for their shipment."""
-    return Purgatory(
-        operations=Operations(
-            id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark=watermark, outcomes_of=PAID
-        ),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
+    return purgatory(
+        operations=operations_with(created="resolved_at", timeout="10 minutes", watermark=watermark, outcomes_of=PAID),
+        completions=completions_with(),
         emit="final",
         shards=2,
         host=host,

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import (
     STATE_STORE_SETTINGS,
-    Operations,
     Purgatory,
     RecordAccumulator,
     check_checkpoint,
@@ -29,7 +28,6 @@ from spark_purgatory.spark.checkpoint.start_check import LOCAL_CHECKPOINT
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
     COUNT_ROWS,
-    FILE_MANAGER,
     KEEPS_OLD_FILES,
     PROVIDER,
     ROCKSDB,
@@ -39,7 +37,7 @@ from spark_purgatory.spark.sink.table.delta_target import SNAPSHOT_PARTITIONS
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
 from tests.support.children import until
 from tests.support.now_and_then import now_and_then
-from tests.support.stream_rows import event, operation, purgatory
+from tests.support.stream_rows import event, operation, operations_with, purgatory
 from tests.support.streams import Landing
 
 CHOSEN_BY_US = (
@@ -119,51 +117,36 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chosen", [KEEPS_OLD_FILES, *now_and_then("FileContextBasedCheckpointFileManager")])
-def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
-    bare: SparkSession, tmp_path: Path, chosen: str
-) -> None:
+def test_a_checkpoint_on_a_local_disk_is_written_without_processes(bare: SparkSession, tmp_path: Path) -> None:
     """Through Hadoop's own local storage, which replaces files; Hive's, of other streams, does not."""
     bare.createDataFrame([(1,)], "a int").write.json(str(tmp_path / "opened"))
     landing = landed(tmp_path)
-    own = LOCAL_CHECKPOINT[FILE_MANAGER].replace(KEEPS_OLD_FILES, chosen)
-    with settings(bare, {FILE_MANAGER: own} if chosen != KEEPS_OLD_FILES else {}):
-        query = RecordAccumulator(path=str(landing.outcomes)).write_stream(
-            purgatory().resolve(*landing.frames(bare)),
-            checkpoint=str(landing.checkpoint),
-            trigger={"availableNow": True},
-        )
+    query: Any = RecordAccumulator(path=str(landing.outcomes)).write_stream(
+        purgatory().resolve(*landing.frames(bare)), checkpoint=str(landing.checkpoint), trigger={"availableNow": True}
+    )
     query.awaitTermination()
-    running: Any = query
-    manager = running._query._jsq.streamingQuery().offsetLog().fileManager()
-    assert manager.getClass().getSimpleName() == chosen
-    (tmp_path / "old").write_text("old")
-    (tmp_path / "new").write_text("new")
-    jvm: Any = bare._jvm
-    old, new = (jvm.org.apache.hadoop.fs.Path(str(tmp_path / name)) for name in ("old", "new"))
-    manager.renameTempFile(new, old, True)
-    assert (tmp_path / "old").read_text() == "new"
-    assert not (tmp_path / "new").exists()
+    manager = query._query._jsq.streamingQuery().offsetLog().fileManager()
+    assert manager.getClass().getSimpleName() == KEEPS_OLD_FILES
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("old")
+    new.write_text("new")
+    path: Any = bare._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+    manager.renameTempFile(path(str(new)), path(str(old)), True)
+    assert old.read_text() == "new" and not new.exists()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chosen", [None, "7"])
-def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(
-    bare: SparkSession, tmp_path: Path, chosen: str | None
-) -> None:
-    """Delta's default is 50 tasks, for one row a task; a number that the session has set stays."""
-    context = bare.sparkContext
-    with settings(bare, {SNAPSHOT_PARTITIONS: chosen} if chosen else {}):
-        context.setJobGroup(f"drains {chosen}", "")
-        try:
-            write(landed(tmp_path), bare)
-        finally:
-            context.setLocalProperty("spark.jobGroup.id", None)
-    tracker = context.statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(f"drains {chosen}")]
+def test_a_drain_reads_the_log_of_a_small_table_in_few_tasks(bare: SparkSession, tmp_path: Path) -> None:
+    """Delta's default is 50 tasks, for one row a task."""
+    bare.sparkContext.setJobGroup("drains", "")
+    try:
+        write(landed(tmp_path), bare)
+    finally:
+        bare.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    tracker = bare.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup("drains")]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    tasks = {stage.numTasks for stage in stages if stage}
-    assert len(tasks) > 1 and 50 not in tasks and (7 in tasks) == (chosen == "7")
+    assert len(stages) > 1 and 50 not in {stage.numTasks for stage in stages if stage}
 
 
 @pytest.mark.long
@@ -171,9 +154,7 @@ def test_chained_purgatories_have_the_partitions_of_the_one_with_more_shards(
     bare: SparkSession, tmp_path: Path
 ) -> None:
     first = purgatory(shards=1, host="transformWithState", name="payments")
-    waits = Operations(
-        id="id", keys="key", created="resolved_at", timeout="1 hour", watermark="0 seconds", outcomes_of=first
-    )
+    waits = operations_with(created="resolved_at", timeout="1 hour", outcomes_of=first)
     second = purgatory(operations=waits, name="shipments", prefix="ship_")
     landing = landed(tmp_path)
     paid = first.resolve(*landing.frames(bare)).where("status = 'COMPLETED'")

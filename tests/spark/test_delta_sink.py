@@ -152,7 +152,8 @@ def test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits(
     spark.sql("DROP TABLE texts")
 
 
-@pytest.mark.parametrize("name", ["", *now_and_then("timed")])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["", "timed"])
 def test_times_in_a_partition_column_are_the_same_in_a_zone_with_summer_time(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:

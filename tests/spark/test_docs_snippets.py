@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import re
@@ -10,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -134,11 +136,6 @@ def test_the_merge_recipe_keeps_the_first_outcome_of_an_id(spark: SparkSession, 
     assert found == {"o-1": "COMPLETED", "o-2": "EXPIRED", "o-3": "OPEN", "o-4": "EXPIRED"}
 
 
-def test_the_tutorial_has_blocks_of_every_kind(spark: SparkSession) -> None:
-    languages = set(re.findall(r"^```(\w+)$", IN_TURN[0].read_text(encoding="utf-8"), re.MULTILINE))
-    assert languages == {"bash", "python", "text", "yaml"}
-
-
 @pytest.mark.parametrize(
     "text",
     ["```python\nprint(1)\n```\n\n```text\n2\n```\n", "```python\nprint(1)\n```\n\n```python\nnowhere\n```\n"],
@@ -147,3 +144,34 @@ def test_the_tutorial_has_blocks_of_every_kind(spark: SparkSession) -> None:
 def test_a_page_that_is_wrong_fails(text: str, spark: SparkSession, folder: Path) -> None:
     with pytest.raises((AssertionError, NameError)):
         page_of(text, "made_up.md", folder, spark).run()
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+TESTS = re.findall(r"^def (test_\w+)", "\n".join(SNIPPETS), re.MULTILINE)
+
+
+def namespace() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for snippet in SNIPPETS:
+        exec(snippet, names)
+    return names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TESTS)
+def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    fixtures = {"spark": spark}
+    test = namespace()[name]
+    for number, parameters in enumerate(cases(test)):
+        given = {**fixtures, "tmp_path": tmp_path / str(number), **parameters}
+        test(**{argument: given[argument] for argument in inspect.signature(test).parameters})
+
+
+def cases(test: Any) -> list[dict[str, Any]]:
+    """What `pytest.mark.parametrize` gives the test, once a call."""
+    found: list[dict[str, Any]] = [{}]
+    for mark in getattr(test, "pytestmark", []):
+        name, values = mark.args
+        found = [{**case, name: value} for case in found for value in values]
+    return found

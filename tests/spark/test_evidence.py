@@ -31,6 +31,7 @@ from tests.support.engine_driver import microseconds
 from tests.support.law_worlds import draw
 from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, Evidence, decide
+from tests.support.stream_rows import completions_with, purgatory
 from tests.support.streams import Host, Landing
 from tests.support.worlds import World, splits
 
@@ -166,9 +167,8 @@ def test_columns_that_no_outcome_can_carry_are_refused_by_name(spark: SparkSessi
 
 
 def waiting(host: Host, **completions: Any) -> Purgatory:
-    return Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", watermark="0 seconds", **completions),
+    return purgatory(
+        completions=completions_with(**completions),
         criterion=criteria.count(2),
         shards=2,
         host=host,

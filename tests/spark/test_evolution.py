@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
+from spark_purgatory import Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import StateCorruptError, StateMismatchError
@@ -22,7 +22,7 @@ from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support import stream_rows
 from tests.support.payload_states import saved, spec_of
-from tests.support.stream_rows import NOON, at, operation
+from tests.support.stream_rows import NOON, at, completions_with, operation, operations_with
 from tests.support.streams import Landing
 
 MERGE = {"spark.databricks.delta.schema.autoMerge.enabled": "true"}
@@ -56,7 +56,7 @@ def waits(name: str, created: float, deadline: float, row: str) -> dict[str, Any
 
 
 def purgatory(**changes: Any) -> Purgatory:
-    completions = Completions(key="key", time="time", watermark="0 seconds")
+    completions = completions_with()
     return stream_rows.purgatory(**{"completions": completions, "shards": 4, **changes})
 
 
@@ -132,7 +132,7 @@ def changed(old: str, new: str) -> tuple[str, ...]:
 REFUSED: tuple[tuple[tuple[str, ...], dict[str, Any], list[str]], ...] = (
     (
         (*changed("cast(row as decimal(10, 2)) as price", "cast(row as decimal(10, 3)) as price"), "true as flag"),
-        {"operations": Operations(id="id", keys="text", created="created", timeout="1 hour", watermark="0 seconds")},
+        {"operations": operations_with(keys="text", timeout="1 hour")},
         [
             "column 'price' is decimal(10,2) in the checkpoint and decimal(10,3) in the query",
             "column 'flag' is not in the checkpoint and never null",
@@ -170,19 +170,17 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
         assert str(refused_again.value) == str(refused.value)
     assert begun(landing) == before and not spark.streams.active
     # Who means it says so.
-    given_up = Operations(
-        id="id", keys="key", created="created", deadline="deadline", removed_columns="text", watermark="0 seconds"
-    )
+    given_up = operations_with(removed_columns="text")
     run(spark, landing, changed("row as text", "row as label"), operations=given_up)
     assert len(begun(landing)) > len(before)
     [row] = spark.read.format("delta").load(str(landing.outcomes)).where("status = 'COMPLETED'").collect()
     assert (row.id, row.label) == ("o1", None)
 
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+ON_THE_HEAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 OTHER_SESSION = {
     "spark.sql.shuffle.partitions": "3",
-    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.streaming.stateStore.providerClass": ON_THE_HEAP,
     "spark.sql.session.timeZone": "Asia/Kolkata",
 }
 
@@ -191,8 +189,8 @@ OTHER_SESSION = {
 @pytest.mark.blob_host
 def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Landing) -> None:
     changes = {
-        "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="5 minutes"),
-        "completions": Completions(key="key", time="time", watermark="1 minute", kind=F.lit("complete")),
+        "operations": operations_with(watermark="5 minutes"),
+        "completions": completions_with(watermark="1 minute", kind=F.lit("complete")),
         "max_future": "2 days",
         "max_pending_per_shard": 10,
         "max_state_bytes_per_shard": 1 << 20,
@@ -204,8 +202,8 @@ def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Land
         run(spark, landing, BEFORE, **changes)
     stores = {path.name for path in (landing.checkpoint / "state" / "0").iterdir() if path.name.isdigit()}
     assert stores == {"0", "1"}, "as many partitions as the checkpoint had"
-    assert any((landing.checkpoint / "state").rglob("*.delta")), "the store that it had"
-    assert not any((landing.checkpoint / "state").rglob("*.zip")), "and no other"
+    assert any((landing.checkpoint / "state").rglob("*.changelog")), "the store that it had"
+    assert not any((landing.checkpoint / "state").rglob("*.delta")), "and no other"
     landing.add([waits("clock", 600, 601, "1")], [{"key": "other", "time": at(600)}])
     run(spark, landing, BEFORE, **changes)
     rows = spark.read.format("delta").load(str(landing.outcomes)).collect()
@@ -218,9 +216,7 @@ def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Land
 @pytest.mark.long
 def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, landing: Landing) -> None:
     landing.add([waits("new", 2, 61, "99")], [])
-    idle = Operations(
-        id="id", keys="key", created="created", deadline="deadline", idle_after="1 minute", watermark="0 seconds"
-    )
+    idle = operations_with(idle_after="1 minute")
     with pytest.raises(StreamingQueryException, match="sources in the checkpoint offsets and now there are"):
         run(spark, landing, BEFORE, operations=idle)
 

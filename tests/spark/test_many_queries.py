@@ -191,7 +191,8 @@ def measure(spark: SparkSession, lane: Lane) -> None:
         pending(spark, checkpoint=str(lane.landing.checkpoint)).schema  # noqa: B018
 
 
-@pytest.mark.parametrize(("count", "runs"), [(2, 2), pytest.param(8, 3, marks=pytest.mark.long)], ids=["two", "eight"])
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "runs"), [(2, 2), (8, 3)], ids=["two", "eight"])
 def test_each_query_is_as_if_it_were_alone_and_the_users_settings_are_untouched(
     bare: SparkSession, tmp_path: Path, count: int, runs: int
 ) -> None:
@@ -228,7 +229,7 @@ def test_a_spark_that_does_not_show_a_querys_session_gets_the_settings_for_the_m
     assert settings_of(bare) == before
 
 
-def test_a_checkpoint_that_began_without_its_settings_is_refused(
+def test_a_checkpoint_that_began_without_its_settings_is_refused_and_a_new_one_leaves_the_users_settings_untouched(
     bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener that is not called, and a first micro-batch that is planned before the query is stopped."""
@@ -239,22 +240,18 @@ def test_a_checkpoint_that_began_without_its_settings_is_refused(
         stopped(query)
 
     monkeypatch.setattr(query_start._Starting, "works", True)
-    monkeypatch.setattr(query_start._Starting, "onQueryStarted", lambda *_: None)
     [lane] = lanes_of(bare, tmp_path, 1)
     with monkeypatch.context() as patched, pytest.raises(ConfigError, match="began with the session's settings"):
+        patched.setattr(query_start._Starting, "onQueryStarted", lambda *_: None)
         patched.setattr(StreamingQuery, "stop", stop)
         lane.run(bare, everything=True)
     lane.landing.checkpoint, lane.landing.outcomes = tmp_path / "new", tmp_path / "table"
-    lane.run(bare, everything=True)
+    monkeypatch.setattr(query_start._Starting, "works", True)
+    with sampled(bare) as changed:
+        lane.run(bare, everything=True)
+        waits = gauges(bare, checkpoint=str(lane.landing.checkpoint))["pending"]
+    assert not changed
     lane.check(bare)
-
-
-def test_a_checkpoint_is_read_in_its_format_whatever_the_user_sets_meanwhile(
-    bare: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state of a healthy query could not be read, and the advice was to start over."""
-    [lane] = lanes_of(bare, tmp_path, 1)
-    lane.run(bare, everything=True)
     found = shard_states._operator
 
     def set_meanwhile(spark: SparkSession, checkpoint: str, purgatory: int) -> tuple[str, int]:
@@ -263,7 +260,8 @@ def test_a_checkpoint_is_read_in_its_format_whatever_the_user_sets_meanwhile(
 
     bare.conf.set(FORMAT_VERSION, "2")
     monkeypatch.setattr(shard_states, "_operator", set_meanwhile)
-    assert gauges(bare, checkpoint=str(lane.landing.checkpoint))["batch_id"] == lane.landing.last_batch
+    read = gauges(bare, checkpoint=str(lane.landing.checkpoint))
+    assert (read["batch_id"], read["pending"]) == (lane.landing.last_batch, waits), "in its own format"
 
 
 def test_what_reads_in_a_session_of_its_own_leaves_the_users_as_the_active_one(bare: SparkSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,11 +21,9 @@ from spark_purgatory.spark.move import move
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
 from tests.support.engine_driver import multiset
-from tests.support.lanes import BLOB, LOG, Lane, batches_of, compare_lanes, contents, with_host
+from tests.support.lanes import BLOB, LOG, Lane, batches_of, contents, with_host
 from tests.support.law_streams import COLUMNS, law_stream, with_file_columns
 from tests.support.streams import Landing
-
-EVIDENCE: Mapping[str, Any] = {"evidence": "all"}
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ def test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repe
         stream.run()
 
 
-def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -> None:
+def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = lane(2, "parquet")
     stream.add(batches_of(stream.drawn, 2, 1)[0])
     outcomes, target = stream.outcomes(), stream.folder / "moved"
@@ -166,6 +164,11 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
     assert not target.exists()
     assert "would move" in str(dry) and "drop" not in str(dry)
     assert (dry.before.shards, dry.operations) == (3, sum(stream.waiting().values()))
+    begun, survey = stream.checkpoint / "offsets" / str(dry.batch_id + 1), move.survey
+    with monkeypatch.context() as during:
+        during.setattr(move, "survey", lambda *given: begun.write_text("v1\n") and survey(*given))
+        refused("is still running: stop it, then run the move again")
+    begun.unlink()
     copy = stream.folder / "copy"
     shutil.copytree(stream.checkpoint, copy)
     for checksum in copy.rglob(".*.crc"):
@@ -203,8 +206,10 @@ def test_a_checkpoint_goes_on_after_sparks_own_repartition_and_can_be_moved(lane
         inside = str(stream.folder / "table" / "moved")
         with pytest.raises(ConfigError, match="lies in the table's folder"):
             move_checkpoint(spark, stream.outcomes(), source=str(stream.checkpoint), target=inside)
+        stream.add(third)
+        stream.run()
         stream.move(host, 4, partitions=5)
-        for batch in (third, *others):
+        for batch in others:
             stream.add(batch)
             stream.run()
     assert stream.table() == stream.expected()
@@ -292,22 +297,3 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
         stream.add(batch)
         stream.run()
     assert stream.table() == Counter({row: n for row, n in stream.expected().items() if row[0] != gone})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("seed", "source", "sink", "options", "stops"),
-    [
-        pytest.param(5, "delta", "accumulator", EVIDENCE, [(BLOB, 9), (LOG, 3)], id="evidence, several keys, of Delta"),
-    ],
-)
-def test_a_lane_that_is_moved_has_the_table_of_the_lane_that_stays(
-    spark: SparkSession,
-    tmp_path: Path,
-    seed: int,
-    source: str,
-    sink: str,
-    options: Mapping[str, Any],
-    stops: list[Any],
-) -> None:
-    compare_lanes(spark, tmp_path, seed, sink, options, stops, source)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import only_connect_server, run_module
+from tests.support.connect_child import land, run_child
 from tests.support.start_child import STEP
 
 LOGGED = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (WARN|ERROR) ")
@@ -70,3 +71,29 @@ def test_neither_starts_nor_drains_put_a_warning_or_a_stack_trace_into_the_log(k
             said[at].append(line)
     assert list(said)[-1] == "end"
     assert not any(said.values()), json.dumps(said, indent=1)
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> None:
+    for hour, keys in enumerate((range(0, 10, 2), range(100, 101))):
+        land(tmp_path, "operations", hour, "id", range(10 * hour, 10 * hour + 10))
+        land(tmp_path, "completions", hour, "key", keys)
+    run_child("sink", tmp_path)
+    seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
+    decided = {"COMPLETED": 5, "EXPIRED": 5}
+    assert seen["staged"] == decided
+    assert seen["lingers"]
+    assert seen["closed"] == decided
+    assert seen["refused"] == [
+        "ConfigError: Spark Connect has no flush() of a running query: the sink runs in the server. Call close(), or "
+        "shorten linger",
+        "ConfigError: Spark Connect has no futures(): the sink runs in the server. Give RecordAccumulator "
+        "on_delivery=, called there",
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_time_goes_on_over_a_silent_stream_under_spark_connect(tmp_path: Path) -> None:
+    run_child("silence", tmp_path)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError
@@ -18,7 +19,7 @@ from spark_purgatory.spark.sink.staging.staged_files import read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, replay
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
-from tests.support.sink_streams import Stream, every
+from tests.support.sink_streams import ROWS_A_FILE, Stream, every
 
 
 def test_rows_that_have_lingered_leave_a_stream_that_has_gone_quiet(stream: Stream) -> None:
@@ -35,28 +36,6 @@ def test_rows_that_have_lingered_leave_a_stream_that_has_gone_quiet(stream: Stre
     assert sum(value.rows for value in deliveries) == 10
     assert {value.version for value in deliveries} == {0}
     assert min(value.queued_ms for value in deliveries) >= 1000 * linger_s / 2, "how soon after, the machine decides"
-
-
-@pytest.mark.slow
-def test_no_row_waits_longer_than_linger_and_one_trigger(stream: Stream) -> None:
-    """While the stream goes on and after its end. The first drain of a table takes a time that nothing foretells."""
-    linger_s, trigger_s = 12, 4
-    deliveries: list[Any] = []
-    sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
-    trigger = {"processingTime": f"{trigger_s} seconds"}
-    query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger=trigger)
-    for _ in range(15):
-        stream.add(1)
-        time.sleep(trigger_s / 2)
-    wait_until(lambda: sum(value.rows for value in deliveries) == 150, query, seconds=120)
-    query.stop()
-    waited_s = dict.fromkeys(sorted({value.version for value in deliveries}), 0.0)
-    for value in deliveries:
-        waited_s[value.version] = max(waited_s[value.version], value.queued_ms / 1000)
-    print(f"longest wait a drain, s, linger {linger_s} and trigger {trigger_s}: {waited_s}")
-    assert len(waited_s) >= 3
-    assert max(list(waited_s.values())[1:]) <= linger_s + trigger_s
-    assert stream.numbers() == every(15)
 
 
 def test_rows_linger_in_the_staged_view_and_flush_and_close_bring_them_to_the_table(
@@ -143,17 +122,14 @@ def test_two_runs_on_one_staging_folder_are_seen() -> None:
         replay(entries, "/staging")
 
 
-def test_an_option_that_does_not_exist_is_an_error_of_the_call() -> None:
-    with pytest.raises(ConfigError, match="no batch_sise=, did you mean 'batch_size'"):
-        RecordAccumulator(path="/t", batch_sise="1 MB")  # type: ignore[call-arg]
-
-
 def test_an_option_that_cannot_work_is_named() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "exactly one of path and table"),
         ({"path": "/t", "table": "t"}, "exactly one of path and table"),
         ({"path": "/t", "batch_size": "big"}, "batch_size='big' is not a size"),
         ({"path": "/t\n"}, "control character"),
+        ({"table": "x\ny"}, "control character"),
+        ({"table": "../t"}, "contains '..'"),
         ({"path": "/lake/../etc"}, "contains '..': write the full path"),
         ({"table": "t" * 5000}, "at most 1,024"),
         ({"path": "/t", "batch_size": "2 GiB", "buffer_memory": "1 GiB"}, "must hold at least one file"),
@@ -162,3 +138,25 @@ def test_an_option_that_cannot_work_is_named() -> None:
     for options, said in wrong:
         with pytest.raises(ConfigError, match=said):
             RecordAccumulator(**options)
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("spark_purgatory.") and r.levelno == level]
+
+
+@pytest.mark.long
+def test_a_query_logs_its_start_and_each_drain(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_purgatory")
+    stream = Stream(spark, tmp_path).add(2).run()
+    assert stream.numbers() == every(2)
+    said = lines(caplog, logging.INFO)
+    [start] = [line for line in said if line.startswith("query ")]
+    for part in (str(stream.checkpoint), "linger 300,000 ms", "spark_purgatory 0.", "Spark 4.", "availableNow"):
+        assert part in start
+    assert any("there was no drain yet" in line for line in said)
+    [drain] = [line for line in said if line.startswith("drain ")]
+    assert f"{2 * ROWS_A_FILE} rows in " in drain
+    stream.add(1).run()
+    assert any("drain 0 is complete" in line for line in lines(caplog, logging.INFO))

@@ -11,10 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import (
     STATE_STORE_SETTINGS,
-    Completions,
-    Operations,
     Purgatory,
-    criteria,
     gauges,
 )
 from spark_purgatory.errors import ConfigError
@@ -22,7 +19,7 @@ from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.storage.query_start import started
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
-from tests.support.stream_rows import at, event, operation, purgatory
+from tests.support.stream_rows import at, completions_with, event, operation, operations_with, purgatory
 from tests.support.streams import EVENTS, OPERATIONS, Host, Landing
 
 pytestmark = pytest.mark.spark
@@ -30,10 +27,8 @@ pytestmark = pytest.mark.spark
 CASES = [("applyInPandasWithState", "early"), *now_and_then(("transformWithState", "final"))]
 Hour = tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]
 IN_TURN: list[Hour] = [
-    ([operation("o0", 0, 10)], []),
-    ([], [event("o0", 5)]),
-    ([operation("o2", 120, 130)], []),
-    ([], [event("nobody", 180)]),
+    ([operation("o0", 0, 10), operation("o2", 120, 130)], []),
+    ([], [event("o0", 5), event("nobody", 180)]),
     ([operation("o4", 240, 250), operation("o5", 240, 400)], []),
 ]
 
@@ -97,12 +92,12 @@ def test_a_run_killed_before_sparks_commit_is_repeated_with_the_newest_times_of_
     spark: SparkSession, tmp_path: Path
 ) -> None:
     runs = Hours(tmp_path)
-    for hour in IN_TURN[:4]:
+    for hour in IN_TURN[:2]:
         runs.hour(hour).start(spark, purgatory())
     for log in (runs.checkpoint / "commits", runs.outcomes / "_spark_metadata"):
         (log / str(runs.last_batch)).unlink()
         (log / f".{runs.last_batch}.crc").unlink(missing_ok=True)
-    assert runs.hour(IN_TURN[4]).start(spark, purgatory()) == [("o0", "COMPLETED"), ("o2", "EXPIRED")]
+    assert runs.hour(IN_TURN[2]).start(spark, purgatory()) == [("o0", "COMPLETED"), ("o2", "EXPIRED")]
     assert runs.watermark == 180
     assert len(list((runs.checkpoint / "newest").glob("part-*"))) == 2, "the repeated micro-batch has read the first"
 
@@ -131,12 +126,9 @@ def test_an_input_that_is_said_to_be_complete_until_a_time_holds_the_watermark_t
 def test_both_purgatories_of_a_query_take_over_the_newest_times(spark: SparkSession, tmp_path: Path) -> None:
     first, second = Hours(tmp_path / "first"), Hours(tmp_path / "second")
     paid = purgatory(host="transformWithState", emit="final", name="payments")
-    shipped = Purgatory(
-        operations=Operations(
-            id="id", keys="key", created="resolved_at", timeout="1 minute", watermark="1 hour", outcomes_of=paid
-        ),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
+    shipped = purgatory(
+        operations=operations_with(created="resolved_at", timeout="1 minute", watermark="1 hour", outcomes_of=paid),
+        completions=completions_with(),
         host="transformWithState",
         prefix="ship_",
         name="shipments",

@@ -18,11 +18,21 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, check_checkpoint, criteria
+from spark_purgatory import Purgatory, check_checkpoint, criteria, gauges, pending
+from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.errors import ConfigError, StateMismatchError
-from spark_purgatory.spark.storage.spark_access import settings
-from tests.support.engine_driver import microseconds
+from spark_purgatory.spark.host.requirements import (
+    CHANGELOG,
+    PROVIDER,
+    ROCKSDB,
+    STATE_STORE_SETTINGS,
+    check_log_host,
+)
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
+from tests.support.engine_driver import microseconds, multiset
+from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.now_and_then import each_commit
+from tests.support.stream_rows import completions_with, operations_with
 from tests.support.streams import TIMESTAMP, Landing
 
 ZONE, ANSI, LARGE = "spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.execution.arrow.useLargeVarTypes"
@@ -86,10 +96,8 @@ def batches() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
 
 def purgatory(**changes: Any) -> Purgatory:
     given: dict[str, Any] = {
-        "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-        "completions": Completions(
-            key="key", time="time", value="value", kind="kind", event_id="event_id", watermark="0 seconds"
-        ),
+        "operations": operations_with(),
+        "completions": completions_with(value="value", kind="kind", event_id="event_id"),
         "criterion": criteria.by_row(need="need", levels="levels"),
         "emit": "final",
         "shards": 6,
@@ -148,7 +156,7 @@ def straight(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> C
     return rows
 
 
-COMPLETIONS = Completions(key="key", time="time", watermark="0 seconds")
+COMPLETIONS = completions_with()
 REFUSED = "timeZone: .* written with 'Europe/Berlin', but the session has 'UTC', .*: set it back to 'Europe/Berlin'"
 FEW, FEW_BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 NTZ = {"spark.sql.timestampType": "TIMESTAMP_NTZ"}
@@ -217,3 +225,54 @@ def test_two_columns_of_one_name_are_an_error_that_names_them(spark: SparkSessio
     with settings(spark, {CASE: "true"}):
         outcomes = purgatory().resolve(operations.selectExpr("*", "need as NEED"), events)
         assert {"need", "NEED"} <= set(outcomes.columns)
+
+
+BLOB_HOST = "applyInPandasWithState"
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+NULLABLE = "spark.sql.streaming.statefulOperator.alwaysNullableOutput.enabled"
+
+
+SETTINGS: dict[str, Mapping[str, str]] = {
+    "as Databricks advises": {NO_DATA: "false", ANSI: "true", NULLABLE: "true"},
+    "as Spark 3 had it": {ANSI: "false", NULLABLE: "false"},
+    "RocksDB of format 2 by default": {PROVIDER: ROCKSDB, FORMAT_VERSION: "2"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", [BLOB_HOST, LOG_HOST])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_law_holds_with_it_across_a_restart(spark: SparkSession, tmp_path: Path, name: str, host: str) -> None:
+    seed = list(SETTINGS).index(name)
+    landing = law_stream(seed).landed_in_batches(tmp_path, seed, batches=4)
+    late = [path for path in tmp_path.glob("*/*.parquet") if int(path.stem) >= 2]
+    hidden = [path.rename(path.with_name(f".{path.name}")) for path in late]
+    with settings(spark, {**(STATE_STORE_SETTINGS if host == LOG_HOST else {}), **SETTINGS[name]}):
+        assert_is_expected(spark, landing, host, seed)
+        for path, shown in zip(hidden, late, strict=True):
+            path.rename(shown)
+        assert_is_expected(spark, landing, host, seed)
+
+
+def assert_is_expected(spark: SparkSession, landing: Landing, host: str, seed: int) -> None:
+    """What was written is what the oracle decides by the watermark of the last micro-batch; the rest is pending."""
+    stream = law_stream(seed)
+    written = landing.run(spark, stream.purgatory(host))
+    arrived = landing.frames(spark, streaming=False)[0].count()
+    expected = stream.expected(landing.last_watermark_us)
+    assert multiset(written, *COLUMNS) == +expected
+    waits = gauges(spark, checkpoint=str(landing.checkpoint))["pending"]
+    assert waits == pending(spark, checkpoint=str(landing.checkpoint)).count()
+    assert waits == arrived - len(written)
+
+
+def test_rocksdb_without_its_changelog_is_a_warning(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    before = spark.conf.get(CHANGELOG, None)
+    spark.conf.unset(CHANGELOG)
+    try:
+        with settings(spark, {PROVIDER: ROCKSDB}):
+            check_log_host(spark)
+    finally:
+        if before is not None:
+            spark.conf.set(CHANGELOG, before)
+    assert f"{CHANGELOG} is not true" in caplog.text

@@ -10,29 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended, Work
-from spark_purgatory.spark.sink.drain.protocol import apply
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import (
-    EPOCHS_A_GENERATION,
-    GENERATIONS,
-    Contents,
-    DrainState,
-    Intent,
-    Ledger,
-    Piece,
     epoch_path,
 )
 from spark_purgatory.spark.sink.staging.staging_folder import (
     FORMAT,
     StagingFolder,
-    intent_entry,
     local_folder,
-    read_ledger,
 )
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream, every
 
@@ -133,45 +119,3 @@ def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_resta
     staging = tmp_path / "remote" / "checkpoint" / "staging"
     assert not list(staging.rglob("*.parquet"))
     assert staging.is_dir() and list(staging.rglob("intent=1-*")), "written there"
-
-
-# --- growth -------------------------------------------------------------------------------------------------------
-
-
-def actions_in(checkpoint: str) -> SparkActions:
-    options = SinkOptions(path="/table")
-    return SparkActions(options, checkpoint, DeltaTarget(options))
-
-
-def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: range, rows: Path) -> None:
-    """What drains leave in the staging folder, each with a staged file of its own; the table is left out."""
-    for number in numbers:
-        path = ledger.run.batch_path(ledger.next_drain, number)
-        (rows / path).mkdir(parents=True)
-        (rows / path / "part-0.parquet").write_bytes(b"rows")
-        piece = Piece("", f"{path}/part-0.parquet", 1, 4, number, number, 0)
-        ledger.add(number, number, Contents(rows=1))
-        epochs = tuple(sorted(ledger.epochs))
-        intent = Intent(number, str(number), None, "", number, Contents(rows=1), (piece,), (), epochs, 0)
-        actions.folder.write_entry(spark, number, *intent_entry(intent))
-        apply(ledger, Intended(intent), Work(spark, 0), 0)
-        ledger.drain = DrainState.FOUND
-        actions.clean_up(spark, ledger)
-        apply(ledger, CleanUp(), Work(spark, 0), 0)
-
-
-@pytest.mark.slow
-def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
-    spark: SparkSession, elsewhere: str, tmp_path: Path
-) -> None:
-    actions, ledger = actions_in(elsewhere), Ledger()
-    staging = tmp_path / "remote" / "checkpoint" / "staging"
-    cycle = EPOCHS_A_GENERATION * GENERATIONS
-    counts = []
-    for first in range(0, 3 * cycle, cycle):
-        drains(spark, actions, ledger, range(first, first + cycle), staging)
-        counts.append(len(list(staging.rglob("*"))))
-    print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
-    assert counts[1] == counts[2]
-    assert counts[0] <= counts[1] <= 2 * cycle + 20
-    assert read_ledger(spark, actions.folder).next_drain == 3 * cycle

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import (
     ConfigError,
     PurgatoryError,
@@ -35,6 +35,7 @@ from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, forget, staged_files, start, wait_until, warehouse
 from tests.support.sink_streams import Stream, every
+from tests.support.stream_rows import completions_with, operations_with, purgatory
 
 FORGETS = "setTransactionRetentionDuration"
 
@@ -177,6 +178,10 @@ def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> Non
     spark.sql("DROP TABLE in_parquet")
     spark.range(1).write.parquet(str(warehouse(stream.spark) / "left_over"))
     refused(stream, ConfigError, r"which has \d files and no Delta table", table="left_over")
+    for name in ("a`b", "t; DROP TABLE t", "it's", "a.b.c.d", "`ship-to`", "`größe`"):
+        refused(
+            stream, ConfigError, "^table(=| has )|a table's name has only letters.* Nothing was started", table=name
+        )
 
 
 @pytest.mark.long
@@ -386,11 +391,7 @@ def test_a_python_without_the_packages_is_named_before_its_workers_start(
     venv.create(bare, with_pip=False)
     python = str(bare / "bin" / "python")
     rows = spark.createDataFrame([("a", "k", datetime(2026, 1, 1))], "id string, key string, time timestamp")
-    asked = Purgatory(
-        operations=Operations(id="id", keys="key", created="time", timeout="1 hour", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
-    )
+    asked = purgatory(operations=operations_with(created="time", timeout="1 hour"), completions=completions_with())
     assert asked.resolve(rows, rows).count() == 1
     monkeypatch.setenv("PYSPARK_PYTHON", python)
     with pytest.raises(ConfigError) as refusal:

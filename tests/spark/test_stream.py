@@ -20,7 +20,7 @@ from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.quick_spark import COMPILED
-from tests.support.stream_rows import event, operation, purgatory
+from tests.support.stream_rows import event, operation, operations_with, purgatory
 from tests.support.streams import Landing
 
 
@@ -107,7 +107,7 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
         operations, [event("left", 3), event("right", 5)] + [event(f"own-{i}", i) for i in range(3)]
     )
     both = purgatory(
-        operations=Operations(id="id", keys="keys", created="created", deadline="deadline", watermark="0 seconds"),
+        operations=operations_with(keys="keys"),
         criterion=criteria.all_keys(),
     )
     rows = {o.id: o for o in both.resolve(*landing.frames(spark, streaming=False)).collect()}
@@ -123,9 +123,7 @@ def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_p
     landing = Landing(tmp_path).add([operation("a")], [event("a", 4)])
     operations, events = landing.frames(spark, streaming=False)
     operations = operations.withColumn("wait", F.expr("interval '5' minute"))
-    given = Operations(
-        id="id", keys="key", created="created", timeout="wait", exclude=["wait", "row"], watermark="1 minute"
-    )
+    given = operations_with(timeout="wait", exclude=["wait", "row"], watermark="1 minute")
     outcomes = purgatory(operations=given).resolve(operations, events)
     kept = [name for name in operations.columns if name not in ("wait", "row")]
     assert outcomes.columns == [*kept, *OUTCOME_COLUMNS]

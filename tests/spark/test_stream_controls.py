@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
 from tests.support.controlled_streams import CLOSING, CLOSING_US, IDLE, as_file_row, controlled, let_a_silence_pass
@@ -19,6 +18,7 @@ from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
+from tests.support.stream_rows import completions_with, operations_with, purgatory
 from tests.support.streams import Landing
 from tests.support.worlds import World, splits
 
@@ -78,14 +78,13 @@ def test_a_rejected_event_beside_an_operation_that_ends_leaves_each_column_its_o
         "key string, created timestamp, quantity bigint, order_id string",
     )
     events = spark.createDataFrame([("b", None)], "key string, time timestamp")
-    purgatory = Purgatory(
-        operations=Operations(id="order_id", keys="key", created="created", timeout="5 seconds", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
+    made = purgatory(
+        operations=operations_with(id="order_id", timeout="5 seconds"),
+        completions=completions_with(),
         shards=1,
         orphans="all",
     )
-    rows = purgatory.resolve(operations, events).select("order_id", "quantity", "status", "wait_ms").collect()
+    rows = made.resolve(operations, events).select("order_id", "quantity", "status", "wait_ms").collect()
     assert sorted(rows, key=str) == [("o1", 7, "EXPIRED", 5000), (None, None, "ORPHAN", None)]
 
 

@@ -16,12 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory import Purgatory, criteria
 from spark_purgatory.core.arrays.numbers import scale_of, units_up
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.field_types import need_columns, number_type
 from tests.support.now_and_then import now_and_then
+from tests.support.stream_rows import completions_with, operations_with
 
 D = Decimal
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -54,8 +55,8 @@ def events(spark: SparkSession, kind: str, values: dict[str, list[Any]]) -> Data
 
 def purgatory(criterion: Criterion | ByRow, **others: Any) -> Purgatory:
     return Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", value="value", watermark="0 seconds", **others),
+        operations=operations_with(),
+        completions=completions_with(value="value", **others),
         criterion=criterion,
         shards=2,
     )
@@ -186,7 +187,8 @@ def land(frame: DataFrame, folder: Path, side: str) -> None:
     frame.coalesce(1).write.mode("append").parquet(str(folder / side))
 
 
-@pytest.mark.parametrize("by_row", [False, pytest.param(True, marks=pytest.mark.long)], ids=["criterion", "by row"])
+@pytest.mark.long
+@pytest.mark.parametrize("by_row", [False, True], ids=["criterion", "by row"])
 def test_a_stream_adds_up_decimals_over_restarts_and_refuses_another_number_type(
     session: SparkSession, tmp_path: Path, by_row: bool
 ) -> None:

@@ -14,10 +14,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory import Operations, Purgatory
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import microseconds
 from tests.support.now_and_then import now_and_then
+from tests.support.stream_rows import completions_with, purgatory
 
 LAST, FIRST = 2**63 - 1, -(2**63)
 DAY_US = 86_400_000_000
@@ -106,10 +107,9 @@ def check(cases: list[tuple[int | None, int | None]], found: dict[str, tuple[Any
 
 
 def made(**end: Any) -> Purgatory:
-    return Purgatory(
+    return purgatory(
         operations=Operations(id="id", keys="id", created="created", watermark="0 seconds", **end),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
-        criterion=criteria.any_key(),
+        completions=completions_with(),
         emit="final",
         shards=2,
     )

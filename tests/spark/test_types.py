@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.stream_rows import completions_with, operations_with, purgatory
 from tests.support.streams import Landing
 
 SWITCHES = {"spark.sql.timeType.enabled": "true", "spark.sql.geospatial.enabled": "true"}
@@ -79,12 +80,7 @@ def columns() -> Iterator[str]:
         yield f"named_struct('x', {value}, 'id', id) as {name}_struct"
 
 
-PURGATORY = Purgatory(
-    operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-    completions=Completions(key="key", time="time", watermark="0 seconds"),
-    criterion=criteria.any_key(),
-    shards=2,
-)
+PURGATORY = purgatory(completions=completions_with(), shards=2)
 
 
 def at(minute: int) -> datetime:
@@ -157,3 +153,48 @@ def test_a_user_defined_type_comes_out_as_it_went_in(spark: SparkSession) -> Non
     names = ["id", "vector", "vectors"]
     events = operations.select("key", F.col("created").alias("time"))
     assert told(PURGATORY.resolve(operations, events), names) == told(operations, names)
+
+
+NOON = datetime(2026, 6, 1, 12)
+
+
+def with_columns(rows: DataFrame, count: int) -> DataFrame:
+    """Text, number and array, in turn."""
+    kinds = [
+        lambda i: F.concat("id", F.lit(f"-{i}")).alias(f"text_{i}"),
+        lambda i: (F.lit(i) + 0.5).alias(f"number_{i}"),
+        lambda i: F.array("id", F.lit(str(i))).alias(f"array_{i}"),
+    ]
+    return rows.select("*", *(kinds[i % 3](i) for i in range(count)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [500, 2_000])
+def test_operations_of_very_many_columns_are_staged_and_drained(
+    spark: SparkSession, tmp_path: Path, count: int
+) -> None:
+    rows = [(name, NOON.replace(minute=minute)) for name, minute in (("a", 0), ("b", 1), ("last", 59))]
+    made = with_columns(spark.createDataFrame(rows, "id string, at timestamp"), count)
+    made.coalesce(1).write.parquet(str(tmp_path / "operations"))
+    spark.createDataFrame(rows[::2], "key string, at timestamp").coalesce(1).write.parquet(str(tmp_path / "events"))
+    orders, events = (
+        spark.readStream.schema(schema).parquet(str(tmp_path / name))
+        for name, schema in (("operations", made.schema), ("events", "key string, at timestamp"))
+    )
+    quiet = {"watermark": "1 minute", "idle_after": "9999 days"}
+    asked = purgatory(
+        operations=operations_with(keys="id", created="at", timeout="5 minutes", **quiet),
+        completions=completions_with(time="at", **quiet),
+    )
+    sink = RecordAccumulator(path=str(tmp_path / "table"))
+    query = sink.write_stream(
+        asked.resolve(orders, events), checkpoint=str(tmp_path / "checkpoint"), trigger={"availableNow": True}
+    )
+    query.awaitTermination()
+    table = sink.read(spark).orderBy("id")
+    assert [(row["id"], row["status"]) for row in table.select("id", "status").collect()] == [
+        ("a", "COMPLETED"),
+        ("b", "EXPIRED"),
+        ("last", "COMPLETED"),
+    ]
+    assert table.select(made.columns).collect() == made.orderBy("id").collect()

@@ -20,30 +20,22 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import (
     STATE_STORE_SETTINGS,
-    Completions,
-    Operations,
-    Purgatory,
     RecordAccumulator,
     check_checkpoint,
-    criteria,
 )
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.operator.stream_plan import queries_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
-from tests.support.now_and_then import each_commit, now_and_then
-from tests.support.stream_rows import event, operation, purgatory
+from tests.support.stream_rows import completions_with, event, operation, operations_with, purgatory
 from tests.support.streams import Host, Landing
 
 Wrap = Callable[[DataFrame], DataFrame]
 HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
 PAID = replace(purgatory(), host="transformWithState", emit="final", name="payments")
-SHIPPED = Purgatory(
-    operations=Operations(
-        id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark="2 hours", outcomes_of=PAID
-    ),
-    completions=Completions(key="key", time="time", watermark="0 seconds"),
-    criterion=criteria.any_key(),
+SHIPPED = purgatory(
+    operations=operations_with(created="resolved_at", timeout="10 minutes", watermark="2 hours", outcomes_of=PAID),
+    completions=completions_with(),
     shards=2,
     host="transformWithState",
     prefix="ship_",
@@ -205,31 +197,15 @@ def test_streams_that_no_watermark_passes_are_refused_however_they_are_wrapped(
             after = every if number % 2 else viewed
             with pytest.raises(ConfigError, match=said):
                 purgatory(host=HOSTS[number % 2], name="later").resolve(after(wrap(operations)), events)
+    late = events.withWatermark("time", "1 minute")
+    with pytest.raises(ConfigError, match="completions: column 'time' already"):
+        purgatory().resolve(operations, every_event(late.select("key", "time", "value")))
+    with pytest.raises(ConfigError, match="completions: the stream comes out of dropDuplicatesWithinWatermark"):
+        purgatory().resolve(operations, every_event(late.dropDuplicatesWithinWatermark(["key"])))
 
 
-def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> None:
-    operations, events = landed(tmp_path).frames(spark)
-    for frame, said in (
-        (
-            events.withWatermark("time", "1 minute").select("key", "time", "value"),
-            r"completions: column 'time' already",
-        ),
-        (
-            events.withWatermark("time", "1 minute").dropDuplicatesWithinWatermark(["key"]),
-            r"completions: the stream comes out of dropDuplicatesWithinWatermark",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            purgatory().resolve(operations, every_event(frame))
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        "mapInArrow",
-        *now_and_then("view", "alias", "toDF and withColumnRenamed"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["mapInArrow", "view", "toDF and withColumnRenamed"])
 def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wrapped(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
@@ -262,13 +238,11 @@ def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp
             other.resolve(paid, events)
         with pytest.raises(ConfigError, match=r"column 'resolved_at' already has a watermark.* first purgatory holds"):
             SHIPPED.resolve(every(paid.withWatermark("resolved_at", "1 hour")), events)
-        both = replace(
-            SHIPPED, completions=Completions(key="key", time="resolved_at", outcomes_of=PAID, watermark="0 seconds")
-        )
+        both = replace(SHIPPED, completions=completions_with(time="resolved_at", outcomes_of=PAID))
         with pytest.raises(ConfigError, match=r"one input must have a watermark of its own"):
             both.resolve(paid, paid)
     with pytest.raises(ConfigError, match=r"completions\.outcomes_of='payments' must be the Purgatory"):
-        replace(PAID, completions=Completions(key="key", time="time", outcomes_of="payments", watermark="0 seconds"))  # type: ignore[arg-type]
+        replace(PAID, completions=completions_with(outcomes_of="payments"))  # type: ignore[arg-type]
 
 
 def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
@@ -277,23 +251,29 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     landing.run(spark, purgatory())
     known = queries_of(stream)
     assert [each.shards for each in known] == [3]
-    later = purgatory(emit="final").resolve(*landing.frames(spark))
-    wrapped: dict[str, Wrap] = {"every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
-    for name, wrap in wrapped.items():
-        assert queries_of(wrap(stream))[:1] == known, name
-        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start over: a new "):
-            check_checkpoint(spark, wrap(later), checkpoint=str(landing.checkpoint))
+    another = operations_with(deadline=F.col("deadline") + F.expr("interval 1 hour"))
+    later = purgatory(emit="final", operations=another).resolve(*landing.frames(spark))
+    assert queries_of(every(stream))[:1] == queries_of(stream.dropDuplicates(["id"]))[:1] == known
+    with pytest.raises(StateMismatchError, match=r"emit: .*set it back to 'early'") as refused:
+        check_checkpoint(spark, every(later), checkpoint=str(landing.checkpoint))
+    assert "operations.deadline: the checkpoint takes it from column 'deadline', the query from an" in str(
+        refused.value
+    )
     assert queries_of(landing.frames(spark)[0]) == []
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
 
 
-SHORT = {"spark.sql.maxPlanStringLength": "1000"}
-CUT: list[dict[str, str]] = [
+CUT = (
     {"spark.sql.maxPlanStringLength": "200"},
-    {**SHORT, "spark.sql.debug.maxToStringFields": "0"},
+    {"spark.sql.maxPlanStringLength": "1000", "spark.sql.debug.maxToStringFields": "0"},
     {"spark.sql.redaction.string.regex": "\\w+"},
-]
+)
 """Settings that change what EXPLAIN prints."""
+TREE = (
+    "x\n+- Aggregate [a]\n:  +- ~EventTimeWatermark created#1: timestamp, 1 minutes\n\n== Optimized Logical Plan ==\n"
+    "x\n== Analyzed Logical Plan ==\none: int\n+- ~Aggregate [a]\n\r+- ~Aggregate [a]\u2028+- ~Aggregate [a]"
+)
+"""A text whose lines look like those of a plan."""
 
 
 def test_a_session_that_cuts_its_plans_is_checked_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
@@ -302,34 +282,21 @@ def test_a_session_that_cuts_its_plans_is_checked_like_any_other(spark: SparkSes
     for cut in CUT:
         with settings(spark, cut):
             assert queries_of(purgatory().resolve(operations, events)) == known != []
-            with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
-                purgatory().resolve(viewed(watermarked(operations)), events)
             with pytest.raises(ConfigError, match="operations: the stream contains outcomes of the purgatory 'paymen"):
                 purgatory().resolve(first_of("applyInPandasWithState")(operations), events)
             assert {setting: spark.conf.get(setting) for setting in cut} == cut, "as the user set it"
 
 
-TREES = (
-    "x\n+- Aggregate [a]",
-    "x\n:  +- ~EventTimeWatermark created#1: timestamp, 1 minutes",
-    "x\n\n== Optimized Logical Plan ==\n",
-    "x\n== Analyzed Logical Plan ==\none: int\n+- ~Aggregate [a]\n",
-    "\r+- ~Aggregate [a]\u2028+- ~Aggregate [a]",
-)
-"""Texts of which a line looks like one of a plan."""
-
-
-@pytest.mark.parametrize("text", each_commit(TREES, lambda text: text == TREES[-1]))
-def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_path: Path, text: str) -> None:
+def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_path: Path) -> None:
     operations, events = landed(tmp_path).frames(spark)
-    apart = operations.where(F.col("id") != text).withColumn("row", F.lit(text))
-    stream = purgatory().resolve(apart, events.where(F.col("key") != text))
-    named = stream.withColumnRenamed("row", text).where(F.col("id") != text)
+    apart = operations.where(F.col("id") != TREE).withColumn("row", F.lit(TREE))
+    stream = purgatory().resolve(apart, events.where(F.col("key") != TREE))
+    named = stream.withColumnRenamed("row", TREE).where(F.col("id") != TREE)
     assert queries_of(named) == queries_of(stream) != []
     with pytest.raises(ConfigError, match="comes out of an aggregation"):
-        purgatory().resolve(windowed(apart).where(F.col("id") != text), events)
+        purgatory().resolve(windowed(apart).where(F.col("id") != TREE), events)
     with pytest.raises(ConfigError, match="contains outcomes of the purgatory 'payments'"):
-        purgatory().resolve(first_of("applyInPandasWithState")(apart).where(F.col("id") != text), events)
+        purgatory().resolve(first_of("applyInPandasWithState")(apart).where(F.col("id") != TREE), events)
 
 
 def test_a_plan_that_spark_does_not_explain_is_an_error(
@@ -364,45 +331,30 @@ def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
     assert "foreachBatch" not in caplog.text
 
 
-def as_parquet(outcomes: DataFrame, landing: Landing) -> Any:
-    writer = outcomes.writeStream.format("parquet").option("path", str(landing.outcomes))
-    return writer.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start()
-
-
-def into_table(outcomes: DataFrame, landing: Landing) -> Any:
-    sink = RecordAccumulator(path=str(landing.outcomes))
-    return sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
-
-
-@pytest.mark.parametrize(
-    ("write", "of_micro_batch"),
-    [*now_and_then((as_parquet, False)), (into_table, True)],
-    ids=["user's session, parquet", "micro-batch's session, sink"],
-)
+@pytest.mark.long
 def test_streams_that_are_resolved_and_started_inside_foreach_batch_are_decided_across_its_micro_batches(
-    spark: SparkSession,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    write: Callable[[DataFrame, Landing], Any],
-    of_micro_batch: bool,
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """In the user's session into Parquet, and in the micro-batch's into a table."""
     outer = Landing(tmp_path / "outer").add([operation("x")], []).add([operation("y")], [])
-    landing = Landing(tmp_path / "inner")
+    plain, sink = Landing(tmp_path / "plain"), Landing(tmp_path / "sink")
     steps = (
         ([operation(f"o{i}", i, i + 10) for i in range(10)], []),
         ([operation("clock", 90, 91)], [event("nobody", 90), *(event(f"o{i}", i + 1) for i in range(0, 10, 2))]),
     )
 
     def decide(rows: DataFrame, number: int) -> None:
-        landing.add(*steps[number])
-        session = rows.sparkSession if of_micro_batch else spark
-        write(purgatory(emit="final").resolve(*landing.frames(session)), landing).awaitTermination()
+        plain.add(*steps[number]).run(spark, purgatory(emit="final"))
+        outcomes = purgatory(emit="final").resolve(*sink.add(*steps[number]).frames(rows.sparkSession))
+        table = RecordAccumulator(path=str(sink.outcomes))
+        trigger = {"availableNow": True}
+        table.write_stream(outcomes, checkpoint=str(sink.checkpoint), trigger=trigger).awaitTermination()
 
     query = outer.frames(spark)[0].writeStream.foreachBatch(decide).option("checkpointLocation", str(outer.checkpoint))
     query.trigger(availableNow=True).start().awaitTermination()
-    outcomes = spark.read.format("parquet" if write is as_parquet else "delta").load(str(landing.outcomes))
     statuses = {f"o{i}": ("EXPIRED" if i % 2 else "COMPLETED") for i in range(10)}
-    assert Counter((row.id, row.status) for row in outcomes.collect()) == Counter(statuses.items())
+    for outcomes in (spark.read.parquet(str(plain.outcomes)), spark.read.format("delta").load(str(sink.outcomes))):
+        assert Counter((row.id, row.status) for row in outcomes.collect()) == Counter(statuses.items())
     assert "foreachBatch" not in caplog.text, "it is no batch of one micro-batch's rows"
 
 

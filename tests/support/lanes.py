@@ -155,7 +155,8 @@ class Lane:
         files = contents(old)
         self.moves += 1
         self.host, self.shards, self.checkpoint = host, shards, self.folder / f"moved-{self.moves}"
-        with_host(self.spark, host)
+        if host == LOG:  # Its checkpoint keeps these settings' store on the other host as well.
+            with_host(self.spark, host)
         moved = move_checkpoint(
             self.spark, self.outcomes(), source=str(old), target=str(self.checkpoint), partitions=partitions
         )

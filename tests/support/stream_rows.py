@@ -23,10 +23,22 @@ def event(key: str, time: float, value: float = 1.0) -> dict[str, Any]:
     return {"key": key, "time": at(time), "value": value}
 
 
+def operations_with(**changes: Any) -> Operations:
+    """Operations whose columns have the names of their arguments."""
+    end = {} if "timeout" in changes else {"deadline": "deadline"}
+    names = {"id": "id", "keys": "key", "created": "created", "watermark": "0 seconds"}
+    return Operations(**{**names, **end, **changes})
+
+
+def completions_with(**changes: Any) -> Completions:
+    """Completions whose columns have the names of their arguments."""
+    return Completions(**{"key": "key", "time": "time", "watermark": "0 seconds", **changes})
+
+
 def purgatory(**changes: Any) -> Purgatory:
     made = Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
+        operations=operations_with(),
+        completions=completions_with(value="value"),
         criterion=criteria.any_key(),
         shards=3,
     )

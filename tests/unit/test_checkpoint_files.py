@@ -11,6 +11,7 @@ import pytest
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB
+from spark_purgatory.spark.move import move
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import MOVED, UNFINISHED, faults_of, logs_of, lost_entries, needed
@@ -161,6 +162,10 @@ class LocalFiles:
     def read(self, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
 
+    def write(self, path: str, text: str) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+
 
 FILES: Any = LocalFiles()
 
@@ -188,6 +193,20 @@ def test_a_query_that_goes_on_during_a_move_is_seen(checkpoint: Path) -> None:
         with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
             old.check_rests(FILES)
         written.unlink()
+
+
+def test_a_move_completes_no_checkpoint_whose_query_goes_on_to_the_end_of_it(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, target = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("target")
+    for folder in ("commits", "offsets", "state"):
+        (made / folder).mkdir()
+    for log in ("commits/0", "offsets/0"):
+        shutil.copy(checkpoint / log, made / log)
+    monkeypatch.setattr(move, "reached", lambda failpoint: shutil.copy(made / "offsets/0", checkpoint / "offsets/3"))
+    with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
+        move.assemble_checkpoint(FILES, OldCheckpoint.read(FILES, str(checkpoint)), str(made), str(target))
+    assert not (target / "metadata").exists()
 
 
 @pytest.mark.parametrize("written", ["commits/2", "offsets/3", "staging/log/generation=0/epoch=0/intent=0-uuid"])

@@ -129,17 +129,22 @@ def report(batch_id: int, run: str = "run") -> Any:
     )  # fmt: skip
 
 
+def broken(sample: Sample) -> None:
+    raise RuntimeError("the disk is full")
+
+
 @pytest.mark.parametrize("earlier", [[], [0], [0, 1]])
-def test_a_micro_batch_is_counted_once_however_often_it_is_reported(
-    earlier: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_micro_batch_is_counted_once_however_often_it_is_reported_though_another_reporter_raises(
+    earlier: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = SimpleNamespace(streams=SimpleNamespace(addListener=lambda listener: None))
     monkeypatch.setattr(monitor, "_session_of", lambda query: session)
     samples = list[Sample]()
     query: Any = SimpleNamespace(name="q", id="id", runId="run", isActive=True, recentProgress=[*map(report, earlier)])
-    listener = QueryMonitor(query, (samples.append,), None, 60_000, "spark_purgatory")
+    listener = QueryMonitor(query, (broken, samples.append), None, 60_000, "spark_purgatory")
     for again in (*earlier, *earlier, 2, 2):
         listener.onQueryProgress(SimpleNamespace(progress=report(again)))
     listener.onQueryProgress(SimpleNamespace(progress=report(9, run="another")))
     assert samples[-1].values["batches_total"] == {(): len(earlier) + 1}
     assert samples[-1].batch == 2
+    assert "a reporter of query" in caplog.text
