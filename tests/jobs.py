@@ -15,7 +15,7 @@ MINUTES = {
     "test-kills": 5,
     "test-pages": 10,
     "test-oldest": 8,
-    "test-spark": 25,
+    "test-spark": 22,
     "test-pure": 12,
     "test-places": 10,
     "test-log-host": 4,

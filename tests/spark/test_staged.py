@@ -82,7 +82,8 @@ def test_a_staged_file_is_known_by_its_path() -> None:
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
 
-def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not() -> None:
+def test_every_micro_batch_with_a_record_before_the_one_that_runs_counts_and_that_one_does_not() -> None:
+    assert ledger().adopt([piece(0)], before=1) == 0, "it has no record"
     book = ledger(empty(1, 1), *(record(piece(batch_id)) for batch_id in (0, 2, 3)))
     assert book.adopt([piece(0), piece(2), piece(3)], before=3) == 3
     assert [found.batch_id for found in book.pieces.values()] == [0, 2]
@@ -122,7 +123,10 @@ def test_of_two_runs_that_staged_the_same_rows_either_folder_may_go() -> None:
 def test_of_two_writers_of_one_folder_the_record_shows_whose_files_may_go() -> None:
     """Nothing has proven that they hold the same rows, and the advice was to remove either."""
     right, wrong = piece(0), replace(piece(0, writer=OTHER), checksum=12)
-    with pytest.raises(ForeignWriterError, match=r"move the files of one of these names elsewhere.* exchange them"):
+    check_one_writer([right, piece(1, writer=OTHER)], "/staging")
+    with pytest.raises(
+        ForeignWriterError, match=r"holds files of 2 writers.*move the files of one of these names elsewhere.* exchange"
+    ):
         check_one_writer([right, wrong], "/staging")
     with pytest.raises(StagingError, match=r"checksum 12. in 1 pieces, but 5 rows .checksum 11. by its record"):
         ledger(record(right)).adopt([wrong], before=1)
@@ -163,10 +167,6 @@ def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> Non
             ledger(record(piece(0))).adopt([replace(piece(0), rows=rows, checksum=checksum)], before=1)
 
 
-def test_a_folder_without_a_record_does_not_count() -> None:
-    assert ledger().adopt([piece(0)], before=1) == 0
-
-
 def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
     intent = Intent(0, "uuid", None, "", NO_BATCH, Contents(), taken=(), left=(), epochs=(0,), run=7)
     book = ledger(intent_entry(intent)[:2])
@@ -199,12 +199,6 @@ def test_empty_micro_batches_in_a_row_are_one_run() -> None:
     book.add(3, 0, Contents(5))
     book.stage(StagedBatch(4, 0, 0, ""))
     assert book.empty == [(0, 2, 0), (4, 4, 0)]
-
-
-def test_files_of_two_writers_in_one_folder_are_named() -> None:
-    check_one_writer([piece(0), piece(1, writer=OTHER)], "/staging")
-    with pytest.raises(ForeignWriterError, match="batch=00000000000000000001-000000-aaaaaaaa holds files of 2 writers"):
-        check_one_writer([piece(1), piece(1, writer=OTHER)], "/staging")
 
 
 def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
