@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print what was found before, and run nothing")
     asked = parser.parse_args()
     names = asked.cells or [*(cell.name for cell in CELLS), UPGRADES]
-    found = known()
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     if not asked.table:
         environments = dict(installed([cell for cell in CELLS if cell.name in names]))
         with ThreadPoolExecutor(asked.jobs) as pool:
@@ -210,17 +210,10 @@ def why(said: str) -> str:
 # --- what was found -------------------------------------------------------------------------------
 
 
-def known() -> dict[str, Any]:
-    """The file."""
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
-
-
 def keep(found: dict[str, Any], is_check: bool) -> None:
-    """Write the file."""
-    if is_check:
-        return
-    FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write the file, unless what is found is not kept."""
+    if not is_check:
+        FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def merged(before: dict[str, Any], runs: list[dict[str, Any]], legs: list[dict[str, Any]]) -> dict[str, Any]:
