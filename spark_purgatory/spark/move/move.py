@@ -362,7 +362,6 @@ def _place(files: Files, made: str, target: str, version: int) -> None:
 
 
 def _with_conf(offsets: str, conf: dict[str, str]) -> str:
-    """Return a micro-batch's offsets with the settings of another state store."""
     body = body_of(offsets)
     kept = {name: value for name, value in body["conf"].items() if not _is_of_state(name)}
     body["conf"] = {**kept, **{name: value for name, value in conf.items() if _is_of_state(name)}}

@@ -130,7 +130,6 @@ class OldCheckpoint:
         )
 
     def check_rests(self, files: Files) -> None:
-        """Raise ConfigError if its query has continued since it was read."""
         now = [batches_in(files, f"{self.path}/{name}")[-1] for name in ("commits", "offsets")]
         if now != [self.batch_id, max(self.offsets)]:
             raise ConfigError(f"the query of source={self.path!r} is still running: stop it, then run the move again")
@@ -194,7 +193,6 @@ def conf_of(offsets: str) -> dict[str, str]:
 
 
 def check_target(spark: SparkSession, files: Files, source: str, target: str) -> None:
-    """Raise ConfigError if a new checkpoint cannot be made at ``target``."""
     if lie_in_each_other(target, source):
         raise ConfigError(f"target={target!r} and source={source!r} overlap: give target a folder of its own")
     if found := ENCODED.findall(target):

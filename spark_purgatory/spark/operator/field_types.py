@@ -50,7 +50,6 @@ FieldTypes = Mapping[str, T.DataType]  # By the name of their field, for an arra
 
 
 def check_key_type(kind: T.DataType, field: str) -> None:
-    """Raise ConfigError unless each value of the type has one text."""
     if isinstance(kind, T.StringType) and not is_binary_collation(kind):
         raise ConfigError(
             f"{field} is {kind.simpleString()}: strings of this collation are equal by rules of its own, but keys are "
@@ -65,7 +64,6 @@ def check_key_type(kind: T.DataType, field: str) -> None:
 
 
 def check_words(kind: T.DataType, field: str, words: str) -> None:
-    """Raise ConfigError unless a column can hold the words that are read from it."""
     if isinstance(kind, T.StringType) and not is_binary_collation(kind):
         raise ConfigError(
             f"{field} is {kind.simpleString()}: its words are compared byte by byte and in lower case. Select it as "

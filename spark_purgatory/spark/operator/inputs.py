@@ -327,7 +327,6 @@ def markers_of(
     checkpoint: str | None,
     complete_until: Mapping[str, Any],
 ) -> Markers:
-    """Return the rows that the query adds to its inputs. Raises ConfigError for a wrong ``complete_until``."""
     if checkpoint is not None and not operations.isStreaming:
         raise ConfigError("checkpoint is for streams, but the inputs are batch DataFrames: leave checkpoint out")
     if complete_until and checkpoint is None:
@@ -367,7 +366,6 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
 
 
 def events_input(fields: Fields, number: str, markers: Markers = NO_MARKERS) -> DataFrame:
-    """Return the events: key, time, and the columns that the criterion, control events and outcomes need."""
     frame, config, scope = fields.frame, fields.options.completions, fields.scope()
     columns = fields.of_events(number)
     for i, name in enumerate(carried_columns(fields.options, frame.columns).values()):

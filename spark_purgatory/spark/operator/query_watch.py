@@ -91,7 +91,6 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
 
 
 def warn_inside_foreach_batch() -> None:
-    """Warn if Spark is calling a user's function with the rows of one micro-batch."""
     if _is_called_from(lambda name: name in CALLS_OF_FOREACH_BATCH):
         LOG.warning(OF_ONE_MICRO_BATCH)
 

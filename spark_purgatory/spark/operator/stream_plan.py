@@ -142,7 +142,6 @@ def _keeps_state(plan: Sequence[Node], at: int) -> bool:
 
 
 def check_inputs(operations: DataFrame, waits: Operations, completions: DataFrame, completes: Completions) -> None:
-    """Raise ConfigError if an input has passed a stateful operator or a watermark, or ``outcomes_of`` is wrong."""
     for frame, given in ((operations, waits), (completions, completes)):
         _check_input(frame, given)
     if waits.outcomes_of is not None and completes.outcomes_of is not None:

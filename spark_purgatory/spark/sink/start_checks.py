@@ -97,7 +97,6 @@ def checked(
 
 
 def _check_new(spark: SparkSession, target: Target, folder: str | None, ledger: Ledger, app_id: str | None) -> None:
-    """Check the place of a table that the catalog does not have, or that has no table."""
     drains = ledger.next_drain - (not ledger.is_done)  # Complete ones.
     if target.table and folder is not None:
         check_known(spark, target.table, folder, drains, app_id)
@@ -202,7 +201,6 @@ def _check_new_columns(
 
 
 def _check_special(target: Target, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:
-    """Raise SchemaMismatchError for columns that the table computes itself, or must have."""
     given = {name.lower() for name in schema.names}
     if closed := sorted(special.closed & given):
         raise SchemaMismatchError(

@@ -181,7 +181,6 @@ def _taken_back(ledger: Ledger, history: History) -> TakenBack | None:
 
 
 def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
-    """Raise StagingError if the table holds this checkpoint's drains under another query's id."""
     for entry in history.entries:
         commit, names = entry.commit, ledger.names
         if commit is None or ledger.intent is None or commit.app_id == names.app_id:

@@ -204,7 +204,6 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
 
 
 def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
-    """Raise ForeignWriterError if a micro-batch was staged by two runs at once."""
     writers: dict[str, set[str]] = {}
     for piece in pieces:
         if match := _WRITER.search(piece.path):

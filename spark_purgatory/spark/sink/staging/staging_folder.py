@@ -60,7 +60,6 @@ class StagingFolder:
 
     @classmethod
     def of(cls, spark: SparkSession, checkpoint: str) -> Self:
-        """Return the staging folder of a checkpoint, reached by Python's own file operations if possible."""
         return cls(checkpoint, local_folder(spark, checkpoint))
 
     def __str__(self) -> str:
@@ -248,7 +247,6 @@ def done_entry(ledger: Ledger) -> NewEntry:
 
 
 def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool = False) -> Ledger:
-    """Return the ledger that a staging folder's log describes. Raises as `replay` and `read_entries`."""
     return replay(folder.read_entries(spark, others_write), folder.uri)
 
 
@@ -306,7 +304,6 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
 
 
 def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> None:
-    """Raise StagingError if entries were written after an intent that is missing."""
     done = (body["number"] + 1 for body in bodies if "table_version" in body and "uuid" not in body)
     staged = (int(epoch[1]) for path in ledger.records if (epoch := _OF_EPOCH.search(path)))
     if (following := max([*done, *staged], default=0)) > ledger.next_drain:

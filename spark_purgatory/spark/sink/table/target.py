@@ -149,7 +149,6 @@ class Target(ABC):
         """
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
-        """Return the error for other partition columns than the table's."""
         return ConfigError(
             f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
             "give these, or write to a new table"
@@ -213,7 +212,6 @@ class Target(ABC):
             ) from None
 
     def check_columns(self, spark: SparkSession, facts: TableFacts, there: T.StructType, staged: T.StructType) -> None:
-        """Raise SchemaMismatchError if the table does not take rows of such columns."""
         taking, or_adding = self.taking(spark, facts), f", or set {self.adding}=true" if self.adding else ""
         known = {field.name.lower(): field for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
