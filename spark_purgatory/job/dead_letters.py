@@ -23,8 +23,8 @@ from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_place import place_of_name, resolved
-from spark_purgatory.spark.storage.checkpoint_files import check_files, next_batch
-from spark_purgatory.spark.storage.storage_access import GLOB_CHARACTERS, back_ticked
+from spark_purgatory.spark.storage.checkpoint_files import check_files, files_in, logs_of, next_batch
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
 RAW = "spark_purgatory_raw"  # The column for the text of a row that Spark cannot read; no source has it
 OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
@@ -47,13 +47,15 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
 def _check_table(spark: SparkSession, place: SinkOptions, config: JobConfig) -> None:
     """Raise TableLostError or ConfigError if letters that were written would be missing, or written once more."""
     checkpoint, target = config.dead_letters_checkpoint, opened(place)
-    if has_begun := is_checkpoint(spark, checkpoint):
+    has_begun = False
+    if is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint, "dead_letters.checkpoint")
+        has_begun = "offsets" in logs_of(files_in(spark, checkpoint, "offsets"))
     if target.exists(spark):
-        if not has_begun and not target.read(spark).where(_is_of(config)).isEmpty():
+        if not has_begun and not target.read(spark).isEmpty():
             raise ConfigError(
-                f"dead_letters.checkpoint={checkpoint!r} has no query yet, but table {target} has letters of this "
-                "job's sources, which would be written once more. Nothing was started. Name the checkpoint that wrote "
+                f"dead_letters.checkpoint={checkpoint!r} has no micro-batch yet, but table {target} has letters, "
+                "which would be written once more, or be missing. Nothing was started. Name the checkpoint that wrote "
                 "them as dead_letters.checkpoint (after a move it is still the old one), or another table"
             )
         return
@@ -69,20 +71,6 @@ def _check_table(spark: SparkSession, place: SinkOptions, config: JobConfig) -> 
             "name another folder as dead_letters.checkpoint, one that does not exist: a new query then reads the "
             "sources from their beginning"
         )
-
-
-def _is_of(config: JobConfig) -> Column:
-    """Return a condition for letters of the job's sources: other jobs may have the same table."""
-    found = F.lit(False)
-    for name in ("operations", "completions"):
-        source = getattr(config, name).source
-        if isinstance(source, KafkaSource):
-            topic = F.substring_index("source", "/", 1)
-            is_its = topic.isin(source.topic) if source.topic else topic.rlike(f"^(?:{source.topic_pattern})$")
-        else:
-            is_its = F.contains(F.url_decode("source"), F.lit(GLOB_CHARACTERS.split(str(source.path))[0].rstrip("/")))
-        found = found | ((F.col("input") == name) & is_its)
-    return found
 
 
 def count_line(spark: SparkSession, wanted: DeadLetters) -> str:

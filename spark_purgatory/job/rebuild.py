@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +31,7 @@ from spark_purgatory.job.source_config import DeltaSource, KafkaSource
 from spark_purgatory.job.sources import newest_version, purgatory_of, read_input
 from spark_purgatory.job.status import instant
 from spark_purgatory.job.summary import REBUILD
+from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.heartbeat import NEWEST
 from spark_purgatory.spark.operator.inputs import instant_ms
@@ -40,7 +41,9 @@ from spark_purgatory.spark.storage.checkpoint_files import entry_of, is_within_a
 from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.terminal import at_work, say
 
-RUN_FIRST = "run the job once, which {} it, and rebuild again. Nothing was written"
+OPEN_ID = "spark_purgatory_open_id"
+PREFIX = "spark_purgatory_waiting_"
+RUN_FIRST = "run the job once, and rebuild again. Nothing was written"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Rebuild:
 
     decided: DataFrame
     replaced: DataFrame
+    kept: DataFrame
+    """Rows of the table that stay, of operations that wait in the query or in the batch query."""
     condition: str
     """SQL for the rows that are replaced; empty for all of them."""
     options: SinkOptions
@@ -80,7 +85,8 @@ class Rebuild:
     def write(self) -> None:
         outcomes = [rows for status, rows in self.counts.items() if status != "ORPHAN"]
         noted = json.dumps({REBUILD: [sum(before for before, _ in outcomes), sum(after for _, after in outcomes)]})
-        writer = self.decided.write.format("delta").mode("overwrite").option("userMetadata", noted)
+        rows = self.decided.unionByName(self.kept, allowMissingColumns=True)
+        writer = rows.write.format("delta").mode("overwrite").option("userMetadata", noted)
         if self.condition:
             writer = writer.option("replaceWhere", self.condition)
         if self.options.path is None:
@@ -100,11 +106,51 @@ def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> 
     )
     gone = _check_read(spark, config, inputs, begins - 1) if begins else 0
     decided = purgatory_of(config).resolve(*inputs, as_of=datetime.fromtimestamp(as_of_ms / 1000, UTC))
+    decided = decided.localCheckpoint()  # It is counted, compared and written.
     table, condition = sink.read(spark), _condition(spark, config, request, decided.columns)
+    status = config.options().prefix + "status"
+    waiting = pending(spark, checkpoint=config.checkpoint, prefix=PREFIX) if begins else None
+    open_ids = _open_ids(config, inputs[0], decided.where(f"`{status}` <> 'ORPHAN'"), waiting)
     if condition:
         decided, table = decided.where(condition), table.where(condition)
-    status = config.options().prefix + "status"
-    return Rebuild(decided, table, condition, sink.options, status, as_of_ms=as_of_ms, next_batch=begins, gone=gone)
+    is_open = _id_of(config, table.columns) == open_ids[OPEN_ID]
+    return Rebuild(
+        decided=decided.join(open_ids, _id_of(config, decided.columns) == open_ids[OPEN_ID], "left_anti"),
+        replaced=table.join(open_ids, is_open, "left_anti"),
+        kept=table.join(open_ids, is_open, "left_semi"),
+        condition=condition,
+        options=sink.options,
+        status=status,
+        as_of_ms=as_of_ms,
+        next_batch=begins,
+        gone=gone,
+    )
+
+
+def _open_ids(config: JobConfig, operations: DataFrame, outcomes: DataFrame, waiting: DataFrame | None) -> DataFrame:
+    """Return the ids of operations that wait in the query, or for which the batch query has no outcome yet.
+
+    After late rows these differ: the query has forgotten what the batch query reads. The rows of such an id are those
+    that the query has written and will write, until it waits in neither.
+    """
+    received, decided = (
+        rows.groupBy(_id_of(config, rows.columns).alias(name)).agg(F.count("*").alias(f"{name}_rows"))
+        for rows, name in ((operations, OPEN_ID), (outcomes, "decided"))
+    )
+    both = received.join(decided, F.col(OPEN_ID) == F.col("decided"), "left")
+    found = both.where(f"coalesce(decided_rows, 0) < {OPEN_ID}_rows").select(OPEN_ID)
+    if waiting is not None:
+        found = found.union(waiting.select(_id_of(config, waiting.columns).alias(OPEN_ID)))
+    return found.distinct().localCheckpoint()
+
+
+def _id_of(config: JobConfig, columns: list[str]) -> Column:
+    return F.col(_named(str(config.operations.made().id), columns))
+
+
+def _named(name: str, columns: list[str]) -> str:
+    """Return a column in SQL. A field of a struct is named as Spark names it."""
+    return f"`{name}`" if name in columns else name
 
 
 def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame, DataFrame], batch_id: int) -> int:
@@ -114,9 +160,7 @@ def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame,
     """
     checkpoint = config.checkpoint
     if is_within_a_batch(spark, checkpoint):
-        raise ConfigError(
-            f"checkpoint={checkpoint!r} has a micro-batch that is not finished: {RUN_FIRST.format('finishes it')}"
-        )
+        raise ConfigError(f"checkpoint={checkpoint!r} has a micro-batch that is not finished: {RUN_FIRST}")
     offsets = [json.loads(line) for line in entry_of(spark, checkpoint, f"offsets/{batch_id}")[1] if line[:1] == "{"]
     log = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "sources/*/*"))
     entries = log.select(F.get_json_object("value", "$.path").alias("path")).where("path is not null")
@@ -132,9 +176,7 @@ def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame,
             new = len(files - read)
         if new:
             what = "versions" if isinstance(given.source, DeltaSource) else "files"
-            raise ConfigError(
-                f"{name}.source has {new:,} {what} that the job has not read: {RUN_FIRST.format('reads')}"
-            )
+            raise ConfigError(f"{name}.source has {new:,} {what} that the job has not read: {RUN_FIRST}")
     return len(read - found)
 
 
@@ -198,8 +240,7 @@ def _condition(spark: SparkSession, config: JobConfig, request: RebuildRequest, 
     created, exclude = config.operations.made().created, config.operations.made().names_of("exclude")
     if created in exclude:
         raise ConfigError(f"operations.exclude has {created!r}, by which rows are chosen: rebuild the whole table")
-    name = f"`{created}`" if created in columns else created  # A field of a struct is named as Spark names it.
-    time = f"coalesce(cast({name} as timestamp), `{config.options().prefix}resolved_at`)"
+    time = f"coalesce(cast({_named(str(created), columns)} as timestamp), `{config.options().prefix}resolved_at`)"
     return " and ".join(f"{time} {sign} timestamp_millis({ms})" for sign, ms in limits.items())
 
 

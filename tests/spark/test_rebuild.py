@@ -181,8 +181,42 @@ def test_a_rebuild_decides_nothing_that_the_query_has_not_finished(spark: SparkS
     for later in (tmp_path / "checkpoint/commits").glob("[0-9]*"):
         if int(later.name) > int(commit.name):
             later.unlink()
-    with pytest.raises(ConfigError, match="has a micro-batch that is not finished: run the job once, which finishes"):
+    with pytest.raises(ConfigError, match="has a micro-batch that is not finished: run the job once, and"):
         planned(spark, config, RebuildRequest())
+
+
+@pytest.mark.long
+def test_an_operation_that_waits_after_late_rows_has_one_outcome(spark: SparkSession, tmp_path: Path) -> None:
+    """The query has forgotten the payment of `x`; the batch query knows of it. The extension of `a` came too late."""
+    job(tmp_path, emit="early")
+    schema = "id string, paid timestamp, kind string, seconds double"
+    completions = {"source": {"schema": schema}, "kind": "kind", "value": "seconds"}
+    document = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    document["completions"] |= completions | {"source": {**document["completions"]["source"], **completions["source"]}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+    config = load_config(tmp_path / "job.yaml")
+
+    def pay(file: str, *rows: tuple[str, str, str, float]) -> None:
+        lines = [{"id": i, "paid": f"2026-11-01T{at}:00Z", "kind": kind, "seconds": s} for i, at, kind, s in rows]
+        (tmp_path / "payments" / f"{file}.json").write_text("\n".join(map(json.dumps, lines)))
+
+    land(tmp_path, "orders", "1", ("a", "10:00"), ("clock", "12:00"))
+    pay("1", ("none", "12:00", "complete", 0), ("x", "11:50", "complete", 0))
+    run_once(spark, config)
+    land(tmp_path, "orders", "2", ("x", "11:48"))
+    pay("2", ("a", "10:20", "extend", 7200))
+    run_once(spark, config)
+    before = Counter({("a", "EXPIRED"): 1})
+    assert statuses(spark, config) == before
+    planned(spark, config, RebuildRequest()).write()
+    assert statuses(spark, config) == before
+    land(tmp_path, "orders", "3", ("later", "14:00"))
+    pay("3", ("none", "14:00", "complete", 0))
+    run_once(spark, config)
+    later = before + Counter({("x", "EXPIRED"): 1, ("clock", "EXPIRED"): 1})
+    assert statuses(spark, config) == later
+    planned(spark, config, RebuildRequest()).write()
+    assert statuses(spark, config) == later - Counter({("x", "EXPIRED"): 1}) + Counter({("x", "COMPLETED"): 1})
 
 
 @pytest.mark.long
