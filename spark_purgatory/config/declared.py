@@ -139,7 +139,7 @@ def near(name: str, names: Iterable[str]) -> str:
 def not_a_column(field: str, name: str, names: Sequence[str]) -> ConfigError:
     """Return the error of an option that names a column which its input lacks."""
     meant = near(name, names)
-    known = f"{meant} There are" if meant else ": known are"
+    known = f"{meant} There are" if meant else ": there are"
     is_rule = field == "criterion.rule" and name in RULES
     way = f'; for one rule in all rows add a column, withColumn("rule", F.lit("{name}")), and name that'
     return ConfigError(f"{field}={name!r} is not a column{known} {', '.join(names)}{way if is_rule else ''}")
