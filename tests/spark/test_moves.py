@@ -206,6 +206,9 @@ def test_a_checkpoint_goes_on_after_sparks_own_repartition_and_can_be_moved(lane
         inside = str(stream.folder / "table" / "moved")
         with pytest.raises(ConfigError, match="lies in the table's folder"):
             move_checkpoint(spark, stream.outcomes(), source=str(stream.checkpoint), target=inside)
+        new = str(stream.folder / "new")
+        with pytest.raises(ConfigError, match=r"is Spark's own repartition.*start the old query once more"):
+            move_checkpoint(spark, stream.outcomes(), source=str(stream.checkpoint), target=new)
         stream.add(third)
         stream.run()
         stream.move(host, 4, partitions=5)

@@ -16,7 +16,14 @@ from spark_purgatory.spark.checkpoint.shard_states import in_format
 from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_place import check_outside, claimed_by
-from spark_purgatory.spark.storage.checkpoint_files import MOVED, STATE_IDS, UNFINISHED, body_of, check_files
+from spark_purgatory.spark.storage.checkpoint_files import (
+    MOVED,
+    STATE_IDS,
+    UNFINISHED,
+    body_of,
+    check_files,
+    repartitions_in,
+)
 from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, without_reach
 
 
@@ -171,6 +178,11 @@ class OldCheckpoint:
             raise ConfigError(
                 f"source={self.path!r}: micro-batch {max(self.offsets)} was begun but not committed, and its sink may "
                 "have written it: start the old query once more with trigger(availableNow=True), then move"
+            )
+        if self.has_staging and repartitions_in(spark, self.path, [self.batch_id]):
+            raise ConfigError(
+                f"source={self.path!r}: its last micro-batch, {self.batch_id}, is Spark's own repartition, which the "
+                "staging log would miss: start the old query once more with trigger(availableNow=True), then move"
             )
 
 
