@@ -103,16 +103,18 @@ def test_a_file_of_sparks_own_is_named(drained: Stream, folder: str, damage: Cal
 
 
 def test_logs_that_are_gone_as_a_whole_are_named(drained: Stream) -> None:
-    """Spark began with micro-batch 0, and said that its folder should be empty."""
+    """Spark began with micro-batch 0, and said that its folder should be empty, or advised a new checkpoint."""
     checkpoint = fresh(drained)
     for folder in ("offsets", "commits", "sources"):
         shutil.rmtree(checkpoint / folder)
-    with pytest.raises(
-        StorageError, match=r"is damaged\. Nothing was started\. offsets has no micro-batch, but state or"
-    ):
+    with pytest.raises(StorageError, match=r"is damaged\. Nothing was started\. offsets has no micro-batch, but"):
         drained.run(drained.rows())
-    for folder in ("offsets", "commits", "sources"):
-        shutil.copytree(drained.folder / "checkpoint kept" / folder, checkpoint / folder)
+    fresh(drained)
+    shutil.rmtree(checkpoint / "commits")
+    removed(checkpoint / "metadata")
+    with pytest.raises(StorageError, match=r"is damaged\. Nothing was started\. metadata is missing"):
+        drained.run(drained.rows())
+    fresh(drained)
     assert drained.run(drained.rows()).numbers() == every(3)
 
 

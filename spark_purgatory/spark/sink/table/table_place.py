@@ -35,7 +35,7 @@ FORGETS_NAMES = (
 _NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CLAIM = "staging/table"  # Below the checkpoint.
-_BEGUN, _COMMIT = re.compile(r"/metadata$|/commits/\d+$"), re.compile(r"/commits/(\d+)$")
+_BEGUN, _COMMIT = re.compile(r"/metadata$|/(?:commits|offsets)/\d+$"), re.compile(r"/commits/(\d+)$")
 _LOG = re.compile(r"/staging/log/")
 # ``path`` or ``table``: the table; ``given``: the user's name for it; ``id``: its own, empty if it did not exist.
 Claimed = dict[str, str]
@@ -141,7 +141,9 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     write = partial(write_line, spark, claim_path(checkpoint), json.dumps(ours))
     try:
         write("ignore")
-        wanted = in_checkpoint(literal(checkpoint.rstrip("/")), "metadata", "commits", "staging/log", anchor=CLAIM)
+        wanted = in_checkpoint(
+            literal(checkpoint.rstrip("/")), "metadata", "commits", "offsets", "staging/log", anchor=CLAIM
+        )
         files = spark.read.option("recursiveFileLookup", "true").text(wanted).inputFiles()
         has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)
