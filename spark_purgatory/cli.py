@@ -268,6 +268,9 @@ def rebuild(
     as_of: Annotated[str | None, option(help="The watermark. [default: that of the job's checkpoint]")] = None,
     event_time_start: Annotated[str | None, option(help="Only operations created at or after this time.")] = None,
     event_time_end: Annotated[str | None, option(help="Only operations created before this time.")] = None,
+    missing_files_ok: Annotated[
+        bool, option(help="Decide without files that the job has read, and that are gone.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     set_: Changes = None,
@@ -282,7 +285,7 @@ def rebuild(
     from spark_purgatory.job.commands import guarded_reading
     from spark_purgatory.job.rebuild import RebuildRequest, show_rebuild
 
-    request = RebuildRequest(as_of, event_time_start, event_time_end)
+    request = RebuildRequest(as_of, event_time_start, event_time_end, missing_files_ok)
     given = (job_file, set_ or (), request, Consent(dry_run, yes), terminal())
     raise typer.Exit(guarded_reading(str(job_file), show_rebuild, *given))
 

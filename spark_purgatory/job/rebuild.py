@@ -53,6 +53,8 @@ class RebuildRequest:
     event_time_start: str | None = None
     event_time_end: str | None = None
     """Only outcomes of operations that were created in this time: the end is not included."""
+    missing_files_ok: bool = False
+    """Decide without files that the job has read and that are gone."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Rebuild:
     as_of_ms: int
     next_batch: int
     """The micro-batch with which the job continues."""
-    gone: int
-    """Files that the job has read and that are not there any more."""
+    waiting: int
+    """Ids of operations that wait, whose rows stay."""
 
     @cached_property
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -104,7 +106,8 @@ def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> 
         read_input(spark, config.operations, "operations", is_batch=True),
         read_input(spark, config.completions, "completions", is_batch=True),
     )
-    gone = _check_read(spark, config, inputs, begins - 1) if begins else 0
+    if begins:
+        _check_read(spark, config, inputs, begins - 1, request.missing_files_ok)
     decided = purgatory_of(config).resolve(*inputs, as_of=datetime.fromtimestamp(as_of_ms / 1000, UTC))
     decided = decided.localCheckpoint()  # It is counted, compared and written.
     table, condition = sink.read(spark), _condition(spark, config, request, decided.columns)
@@ -123,7 +126,7 @@ def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> 
         status=status,
         as_of_ms=as_of_ms,
         next_batch=begins,
-        gone=gone,
+        waiting=open_ids.count(),
     )
 
 
@@ -153,11 +156,10 @@ def _named(name: str, columns: list[str]) -> str:
     return f"`{name}`" if name in columns else name
 
 
-def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame, DataFrame], batch_id: int) -> int:
-    """Raise ConfigError unless the job has read all that the batch query reads: it would decide the rest once more.
-
-    Return the number of files that it has read and that are gone.
-    """
+def _check_read(
+    spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame, DataFrame], batch_id: int, missing_ok: bool
+) -> None:
+    """Raise ConfigError unless the batch query reads what the job has read: it would decide the rest once more."""
     checkpoint = config.checkpoint
     if is_within_a_batch(spark, checkpoint):
         raise ConfigError(f"checkpoint={checkpoint!r} has a micro-batch that is not finished: {RUN_FIRST}")
@@ -177,7 +179,12 @@ def _check_read(spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame,
         if new:
             what = "versions" if isinstance(given.source, DeltaSource) else "files"
             raise ConfigError(f"{name}.source has {new:,} {what} that the job has not read: {RUN_FIRST}")
-    return len(read - found)
+    if (gone := sorted(read - found)) and not missing_ok:
+        raise ConfigError(
+            f"{len(gone):,} files that the job has read are gone, such as {gone[0]}: without their rows an "
+            "operation may have another outcome or none. Nothing was written. Bring the files back, or, if their rows "
+            "were wrong, add --missing-files-ok"
+        )
 
 
 def _new_versions(spark: SparkSession, source: DeltaSource, offsets: list[dict[str, Any]]) -> int:
@@ -268,8 +275,12 @@ def _show(config: JobConfig, request: RebuildRequest, consent: Consent, console:
     for status, rows in counts.items():
         table.add_row(status, *(f"{count:,}" for count in rows))
     console.print(table)
-    if rebuild.gone:
-        say(console, f"{rebuild.gone:,} files that the job has read are gone: outcomes of their rows go with them")
+    if rebuild.waiting:
+        say(
+            console,
+            f"Rows of {rebuild.waiting:,} operations that wait stay as the job has read them: when they have ended, "
+            "rebuild again",
+        )
     if not consent.given(console, "The job must be stopped. Replace these rows of its table?"):
         return False
     with at_work(console, "Writing the table"):

@@ -169,7 +169,7 @@ class QueryStatus:
         last = self.history[-1] if self.history else None
         intent = None if self.ledger is None else self.ledger.intent
         return {
-            "is_running": last_batch(self.history, self.committed, now_ms)[0],
+            "is_late": not last_batch(self.history, self.committed, now_ms)[0],
             "last_micro_batch": None if last is None else last.batch_id,
             "last_micro_batch_began_ms": None if last is None else last.began_ms,
             "is_committed": last is not None and last.batch_id == self.committed,

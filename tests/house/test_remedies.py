@@ -80,6 +80,9 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "ADD COLUMNS ({added})",
         ),
     },
+    "spark/test_rebuild.py": {
+        "test_a_rebuild_decides_nothing_that_the_query_has_not_finished": ("Bring the files back, or, if their rows",),
+    },
     "spark/test_dead_letters.py": {
         "test_letters_are_not_written_once_more_by_a_new_checkpoint": ("Name the checkpoint that wrote them",),
         "test_letters_whose_checkpoint_was_left_without_their_table_come_again": (

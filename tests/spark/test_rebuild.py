@@ -173,7 +173,10 @@ def test_a_rebuild_decides_nothing_that_the_query_has_not_finished(spark: SparkS
     with pytest.raises(ConfigError, match=r"--as-of='2026-11-01 11:00': the job's watermark is 2026-11-01 12:10:00"):
         planned(spark, config, RebuildRequest(as_of="2026-11-01 11:00"))
     (tmp_path / "payments/1.json").rename(tmp_path / "1.json")
-    assert planned(spark, config, RebuildRequest()).gone == 1
+    with pytest.raises(ConfigError, match=r"1 files that the job has read are gone, such as \S+1.json: without"):
+        planned(spark, config, RebuildRequest())
+    without = planned(spark, config, RebuildRequest(missing_files_ok=True))
+    assert (without.counts, without.waiting) == ({"COMPLETED": (2, 1), "EXPIRED": (0, 1)}, 1)
     (tmp_path / "1.json").rename(tmp_path / "payments/1.json")
     planned(spark, config, RebuildRequest()).write()
     run_once(spark, config)

@@ -110,7 +110,7 @@ def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
     assert alarm.startswith("Alarm: No run and no micro-batch has begun for ")
     assert alarm.endswith("(--max-silence 1 hour)")
     assert found == {
-        "is_running": False,
+        "is_late": True,
         "last_micro_batch": 6,
         "last_micro_batch_began_ms": AT + 60_000,
         "is_committed": False,
