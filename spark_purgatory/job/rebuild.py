@@ -144,7 +144,7 @@ def _open_ids(config: JobConfig, operations: DataFrame, outcomes: DataFrame, wai
     found = both.where(f"coalesce(decided_rows, 0) < {OPEN_ID}_rows").select(OPEN_ID)
     if waiting is not None:
         found = found.union(waiting.select(_id_of(config, waiting.columns).alias(OPEN_ID)))
-    return found.distinct().localCheckpoint()
+    return found.dropna().distinct().localCheckpoint()
 
 
 def _id_of(config: JobConfig, columns: list[str]) -> Column:
@@ -166,7 +166,7 @@ def _check_read(
     offsets = [json.loads(line) for line in entry_of(spark, checkpoint, f"offsets/{batch_id}")[1] if line[:1] == "{"]
     log = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "sources/*/*"))
     entries = log.select(F.get_json_object("value", "$.path").alias("path")).where("path is not null")
-    own = f"{checkpoint.rstrip('/')}/{NEWEST}/"
+    own = f"/{checkpoint.rstrip('/').rpartition('/')[2]}/{NEWEST}/"  # However the checkpoint's path is written.
     read, found = {row.path for row in entries.collect() if own not in row.path}, set[str]()
     for name, rows in zip(("operations", "completions"), inputs, strict=True):
         given = getattr(config, name)
@@ -223,17 +223,17 @@ def _as_of_ms(spark: SparkSession, config: JobConfig, request: RebuildRequest, b
     asked_ms = None if request.as_of is None else instant_ms(spark, request.as_of, "--as-of")
     offsets = f"offsets/{batch_id}"
     watermark_ms = entry_of(spark, config.checkpoint, offsets)[0]["batchWatermarkMs"] if batch_id >= 0 else 0
-    if watermark_ms and asked_ms not in (None, watermark_ms):
-        raise ConfigError(
-            f"--as-of={request.as_of!r}: the job's watermark is {instant(watermark_ms)}, from which it continues. A "
-            "rebuild at another time would lose or double the outcomes between the two: leave --as-of out"
-        )
-    if asked_ms is not None:
+    if batch_id < 0 and asked_ms is not None:
         return asked_ms
     if not watermark_ms:
         raise ConfigError(
             f"checkpoint={config.checkpoint!r} has no watermark yet, at which the outcomes could be decided again: "
-            "run the job first, or give --as-of"
+            f"run the job first{', or give --as-of' if batch_id < 0 else ''}"
+        )
+    if asked_ms not in (None, watermark_ms):
+        raise ConfigError(
+            f"--as-of={request.as_of!r}: the job's watermark is {instant(watermark_ms)}, from which it continues. A "
+            "rebuild at another time would lose or double the outcomes between the two: leave --as-of out"
         )
     return int(watermark_ms)
 

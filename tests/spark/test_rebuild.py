@@ -54,7 +54,7 @@ def job(folder: Path, **purgatory: object) -> JobConfig:
     return load_config(folder / "job.yaml")
 
 
-def land(folder: Path, name: str, file: str, *rows: tuple[str, str]) -> None:
+def land(folder: Path, name: str, file: str, *rows: tuple[str | None, str]) -> None:
     time = {"orders": "at", "payments": "paid"}[name]
     lines = [json.dumps({"id": id, time: f"2026-11-01T{at}:00Z"}) for id, at in rows]
     (folder / name / f"{file}.json").write_text("\n".join(lines))
@@ -166,7 +166,7 @@ def test_a_rebuild_decides_nothing_that_the_query_has_not_finished(spark: SparkS
     land(tmp_path, "orders", "1", ("a", "10:00"), ("clock", "12:00"))
     land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
     run_once(spark, config)
-    land(tmp_path, "orders", "2", ("new", "12:10"))
+    land(tmp_path, "orders", "2", ("new", "12:10"), (None, "12:10"))
     land(tmp_path, "payments", "2", ("new", "12:20"))
     commit = max((tmp_path / "checkpoint/commits").glob("[0-9]*"), key=lambda file: int(file.name))
     run_once(spark, config)
@@ -176,11 +176,13 @@ def test_a_rebuild_decides_nothing_that_the_query_has_not_finished(spark: SparkS
     with pytest.raises(ConfigError, match=r"1 files that the job has read are gone, such as \S+1.json: without"):
         planned(spark, config, RebuildRequest())
     without = planned(spark, config, RebuildRequest(missing_files_ok=True))
-    assert (without.counts, without.waiting) == ({"COMPLETED": (2, 1), "EXPIRED": (0, 1)}, 1)
+    assert (without.counts, without.waiting) == ({"COMPLETED": (2, 1), "EXPIRED": (0, 1), "REJECTED": (1, 1)}, 1)
     (tmp_path / "1.json").rename(tmp_path / "payments/1.json")
-    planned(spark, config, RebuildRequest()).write()
+    by_uri = load_config(tmp_path / "job.yaml", [f"checkpoint=file:{tmp_path}/checkpoint"])
+    planned(spark, by_uri, RebuildRequest()).write()
     run_once(spark, config)
-    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1, ("new", "COMPLETED"): 1})
+    rejected = (None, "REJECTED")
+    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1, ("new", "COMPLETED"): 1, rejected: 1})
     for later in (tmp_path / "checkpoint/commits").glob("[0-9]*"):
         if int(later.name) > int(commit.name):
             later.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -306,13 +307,11 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
             f"checkpoint={checkpoint!r} is not the checkpoint of a query that was started: start the query, or name "
             "the checkpoint of the query whose staged rows you want"
         )
-    for left in reversed(range(TRIES)):
-        try:
+    for _ in range(TRIES - 1):
+        # A drain that has ended since the look has removed files. The table has their rows now.
+        with suppress(StagingError):
             return _view_now(spark, target, checkpoint)
-        except StagingError:  # A drain that has ended since the look has removed files. The table has their rows now.
-            if not left:
-                raise
-    raise AssertionError("bug: the last try neither returns nor raises")
+    return _view_now(spark, target, checkpoint)
 
 
 def _view_now(spark: SparkSession, target: Target, checkpoint: str) -> DataFrame:
