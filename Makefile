@@ -70,6 +70,7 @@ test-oldest: java $(STAMP) ## A slice of the tests on the oldest Spark and the o
 
 test-places: promtool java $(PLACES_STAMP) $(CLASSES) ## Kafka, an object store, a cluster, Spark Connect, pipelines, Prometheus
 	$(MAKE) test-only MARKS="not slow" PYTEST_ARGS="tests/places $(PYTEST_ARGS)"
+	$(MAKE) test-only MARKS=connect PYTEST_ARGS="tests/spark --connect"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

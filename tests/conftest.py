@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ pytest.register_assert_rewrite("tests.support")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--host transformWithState``: the purgatories of all tests that name no host have this one."""
     parser.addoption("--host", default=None, help="Purgatory's host where a test names none")
+    parser.addoption("--connect", action="store_true", help="The session is a client of Spark Connect")
     parser.addoption("--without-delta", action="store_true", help="For a Spark for which there is no Delta yet")
 
 
@@ -90,10 +92,12 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
     from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+    from tests.support.children import only_connect_server
     from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
 
+    is_client = request.config.getoption("connect")
     builder = (
-        SparkSession.builder.master("local[2]")
+        (SparkSession.builder.remote("local[2]") if is_client else SparkSession.builder.master("local[2]"))
         .appName("spark_purgatory tests")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
@@ -113,13 +117,16 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for name, value in DELTA_SETTINGS.items():
             builder = builder.config(name, value)
         builder = configure_spark_with_delta_pip(builder)
-    remember_java_classes()
-    session = builder.getOrCreate()
-    forget_defaults_of_map_reduce(session)
-    for name, value in LOCAL_CHECKPOINT.items():  # Spark's own sinks start ten processes for each file without it.
-        session.conf.set(name, value)
-    yield session
-    session.stop()
+    with only_connect_server() if is_client else nullcontext():
+        remember_java_classes()
+        session = builder.getOrCreate()
+        if not is_client:
+            forget_defaults_of_map_reduce(session)
+        for name, value in LOCAL_CHECKPOINT.items():  # Spark's own sinks start ten processes for each file without it.
+            session.conf.set(name, value)
+        yield session
+        if not is_client:  # At the end of the process each client still asks the server.
+            session.stop()
 
 
 @pytest.fixture(autouse=True)

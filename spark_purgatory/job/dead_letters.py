@@ -6,6 +6,7 @@ null in the fields that cannot be read.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, without_login
+from spark_purgatory.errors import ConfigError, TableLostError, without_login
 from spark_purgatory.job.job_config import DeadLetters, JobConfig
 from spark_purgatory.job.kafka_values import avro_reason, records_of, schemas_of, text_of
 from spark_purgatory.job.source_config import NEVER_TOO_OLD, FolderSource, KafkaSource
@@ -22,7 +23,9 @@ from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.sink.table.table_place import place_of_name, resolved
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, LOOKED_AT
+from spark_purgatory.spark.sink.table.table_place import app_id_of, place_of_name, resolved
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import check_files, files_in, logs_of, next_batch
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
@@ -45,14 +48,16 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
 
 
 def _check_table(spark: SparkSession, place: SinkOptions, config: JobConfig) -> None:
-    """Raise TableLostError or ConfigError if letters that were written would be missing, or written once more."""
+    """Raise TableLostError or ConfigError if letters would be missing, or written once more."""
     checkpoint, target = config.dead_letters_checkpoint, opened(place)
-    has_begun = False
+    begun: Collection[int] = ()
     if is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint, "dead_letters.checkpoint")
-        has_begun = "offsets" in logs_of(files_in(spark, checkpoint, "offsets"))
+        begun = logs_of(files_in(spark, checkpoint, "offsets")).get("offsets", ())
     if target.exists(spark):
-        if not has_begun and not target.read(spark).isEmpty():
+        if begun and target.format == "Delta":
+            _check_letters(spark, target, checkpoint, max(begun))
+        if not begun and not target.read(spark).isEmpty():
             raise ConfigError(
                 f"dead_letters.checkpoint={checkpoint!r} has no micro-batch yet, but table {target} has letters, "
                 "which would be written once more, or be missing. Nothing was started. Name the checkpoint that wrote "
@@ -71,6 +76,32 @@ def _check_table(spark: SparkSession, place: SinkOptions, config: JobConfig) -> 
             "name another folder as dead_letters.checkpoint, one that does not exist: a new query then reads the "
             "sources from their beginning"
         )
+
+
+def _check_letters(spark: SparkSession, target: Target, checkpoint: str, begun: int) -> None:
+    """Raise TableLostError unless the table has the letters of the micro-batches up to ``begun``, and no later ones."""
+    query_id = app_id_of(spark, checkpoint).rpartition("/")[2]
+    for first in (FIRST_LOOK, LOOKED_AT):
+        history = target.history(spark, first=first)
+        ours = [entry for entry in history.entries if query_id in (entry.parameters.get("queryId") or "")]
+        if ours or history.is_whole_from(0):
+            break
+    undone = history.undone(ours[0].version) if ours else None
+    if undone is not None:
+        why = f"was {undone.what}, before its letters of version {ours[0].version}"
+        remedy = f"{history.words.restore} {ours[0].version}"
+    elif not ours and history.is_whole_from(0):
+        why, remedy = "has no letters of its query: it was made again", "Bring the earlier table back from a copy"
+    elif ours and int(str(ours[0].parameters.get("epochId")).strip('"')) > begun:
+        why = f"has letters of a later micro-batch than its last one, {begun}: the checkpoint is an old copy"
+        remedy = "Bring the newest checkpoint back"
+    else:
+        return
+    raise TableLostError(
+        f"dead_letters.checkpoint={checkpoint!r}: its table {target} {why}, so letters would be missing. Nothing was "
+        f"started. {remedy} and start again. Or name another folder as dead_letters.checkpoint, one that does not "
+        "exist, and another table: a new query then reads the sources from their beginning"
+    )
 
 
 def count_line(spark: SparkSession, wanted: DeadLetters) -> str:

@@ -137,13 +137,14 @@ def verdict(summary: Summary) -> str:
         return NOTHING_LOST
     more = summary.outcomes - summary.tally.decided
     if more > 0 and summary.tally.received == summary.tally.decided + summary.tally.pending:
-        return f"{more:,} row(s) of the table are not of this checkpoint"
+        return f"{more:,} row(s) of the table are not of this checkpoint, but of others or of a rebuild"
     if summary.tally.received != summary.tally.decided + summary.tally.pending:
         return WRONG_SUM
     # The history counts ORPHAN rows that were deleted, too.
     if summary.removed is None or (summary.removed != -more and "ORPHAN" in summary.by_status):
         return f"{-more:,} outcomes are no longer in the table, and its history does not show who removed them"
-    return f"{NOTHING_LOST}: others have removed {-more:,} rows of the table" if summary.removed == -more else WRONG_SUM
+    said = f"{NOTHING_LOST}: {-more:,} rows of the table were removed later, by others or by a rebuild"
+    return said if summary.removed == -more else WRONG_SUM
 
 
 def files_line(file_bytes: list[int]) -> str:

@@ -133,6 +133,20 @@ def test_a_metadata_file_that_names_another_query_is_named(drained: Stream) -> N
     assert drained.numbers() == every(3)
 
 
+@pytest.mark.long
+def test_a_checkpoint_that_lost_all_but_its_metadata_is_named(drained: Stream) -> None:
+    """It was "another run of the query"."""
+    checkpoint = fresh(drained)
+    for path in checkpoint.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    with pytest.raises(Exception, match=r"files of this checkpoint, .* are missing, bring the whole checkpoint back"):
+        drained.run(drained.rows())
+    shutil.rmtree(checkpoint)
+    shutil.copytree(drained.folder / "checkpoint kept", checkpoint)
+    assert drained.run(drained.rows()).numbers() == every(3)
+
+
 def test_an_intent_that_was_removed_is_named(drained: Stream) -> None:
     """It was "another run of the query ... stop the other writer"."""
     log = fresh(drained) / "staging" / "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import traceback
@@ -164,6 +165,20 @@ def test_a_rename_between_the_look_at_the_table_and_the_write_to_it_is_named_unt
     assert staged_files(stream) == []
 
 
+def test_a_dropped_column_is_named_with_all_that_the_rows_need(stream: Stream) -> None:
+    stream.add(1).run(stream.rows())
+    table = f"delta.`{stream.folder / 'table'}`"
+    stream.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    query = staged(stream)
+    stream.spark.sql(f"ALTER TABLE {table} DROP COLUMN n")
+    with pytest.raises(SchemaMismatchError, match="renamed, dropped or replaced columns after") as told:
+        query.flush()
+    for statement in re.findall(r"ALTER TABLE .*?\)(?=, and)", str(told.value)):
+        stream.spark.sql(statement)
+    query.flush()
+    assert stream.numbers() == every(2) - every(1) + Counter({None: 10})
+
+
 def test_a_rename_between_the_looks_at_columns_and_history_is_seen(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +229,16 @@ def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stre
     with pytest.raises(ForeignWriterError, match="transaction 0 of app id"):
         Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
     assert stream.numbers() == every(1)
+
+
+def test_of_two_runs_on_one_checkpoint_the_one_that_is_left_goes_on(stream: Stream) -> None:
+    query = staged(stream)
+    other = Sender(stream.sink.options, str(stream.checkpoint))
+    other.open(stream.spark)
+    query.flush()
+    with pytest.raises(ForeignWriterError, match=r"end one of the two, and the other goes on"):
+        other.drain(stream.spark)
+    assert stream.add(1).run(stream.rows()).numbers() == every(2)
 
 
 @pytest.mark.slow

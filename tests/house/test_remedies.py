@@ -31,8 +31,12 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "or remove {}: Spark then runs",
         ),
         "test_a_metadata_file_that_names_another_query_is_named": ("write that id into it",),
+        "test_a_checkpoint_that_lost_all_but_its_metadata_is_named": (
+            "bring the whole checkpoint",
+            "If {missing} back from a copy",
+        ),
         "test_an_intent_that_was_removed_is_named": (
-            "If the entry was removed, bring it back",
+            "was removed from {names.folder}/log, bring it",
             "'staging' back from a copy",
         ),
     },
@@ -54,9 +58,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_copy_of_the_checkpoint_goes_on_with_the_table_restored_to_the_version_of_that_hour": (
             "bring back a copy of the checkpoint made while the table was at",
         ),
-        "test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back": (
-            "earlier table back from a copy",
-        ),
+        "test_a_table_that_was_removed_under_a_drain_gets_the_rows_once_it_is_back": ("earlier table back",),
     },
     "crash/test_staged_damage.py": {
         "test_a_missing_file_of_the_state_is_named_as_that": (
@@ -84,6 +86,10 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_rebuild_decides_nothing_that_the_query_has_not_finished": ("Bring the files back, or, if their rows",),
     },
     "spark/test_dead_letters.py": {
+        "test_letters_of_a_table_that_was_restored_or_made_again_or_of_an_old_checkpoint_are_not_lost": (
+            "Bring the newest checkpoint back",
+            "Bring the earlier table back from a copy",
+        ),
         "test_letters_are_not_written_once_more_by_a_new_checkpoint": ("Name the checkpoint that wrote them",),
         "test_letters_whose_checkpoint_was_left_without_their_table_come_again": (
             "name another folder as dead_letters.checkpoint",
@@ -103,7 +109,10 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits": ("ALTER COLUMN ... TYPE STRING",),
     },
     "spark/test_moves.py": {
-        "test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repeated": ("run the move again",),
+        "test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repeated": (
+            "run the move again",
+            "move this one again, to another folder",
+        ),
         "test_a_moved_stream_has_the_table_of_the_oracle": (
             "Move it?",
             "or move the checkpoint (spark-purgatory move)",
@@ -140,7 +149,10 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says": (
             "Give such a column of the table another name",
         ),
-        "test_a_table_that_was_renamed_is_known": ("If it was renamed, start with its new name",),
+        "test_a_table_that_was_renamed_is_known": (
+            "If it was renamed, start with its new name",
+            "If it was moved or renamed, start with its new path or name",
+        ),
     },
     "unit/test_sink_protocol.py": {
         "test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_same_and_else_stops": (
@@ -149,8 +161,6 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 ADVISED = [part for tests in REMEDIES.values() for parts in tests.values() for part in parts]
-# A feature that this session's Delta does not know cannot be made. The others are refusals whose remedy is a move.
-ONLY_NAMED = ("DROP FEATURE", "move this one again, to another folder", "move the old one again")
 NOT_ADVISED = ("CREATE OR REPLACE BRANCH", "UNSET TBLPROPERTIES ('{SAYS}", "{RENAME}|")  # Statements that are run.
 
 
@@ -182,7 +192,7 @@ def text_of(part: ast.expr) -> str:
 
 def test_each_text_that_sends_a_person_to_data_is_listed() -> None:
     parts = [(place, each) for place, text in texts() for each in re.split(r"(?<=[^.][.;]) ", text)]
-    known_parts = (*ADVISED, *ONLY_NAMED, *NOT_ADVISED)
+    known_parts = (*ADVISED, *NOT_ADVISED)
     sentences = [(place, each) for place, each in parts if TO_DATA.search(each)]
     assert len(sentences) > 50
     missing = [f"{place}: {each}" for place, each in sentences if not any(known in each for known in known_parts)]
@@ -191,7 +201,7 @@ def test_each_text_that_sends_a_person_to_data_is_listed() -> None:
 
 def test_each_listed_remedy_is_in_the_code() -> None:
     code = "\n".join(text for _, text in texts())
-    assert [known for known in (*ADVISED, *ONLY_NAMED) if known not in code] == []
+    assert [known for known in ADVISED if known not in code] == []
 
 
 def test_each_listed_test_exists() -> None:

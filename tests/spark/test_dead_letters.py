@@ -153,6 +153,46 @@ def test_letters_are_not_written_once_more_by_a_new_checkpoint(spark: SparkSessi
 
 
 @pytest.mark.long
+def test_letters_of_a_table_that_was_restored_or_made_again_or_of_an_old_checkpoint_are_not_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config, table = job(tmp_path), f"delta.`{tmp_path / 'dead'}`"
+
+    checkpoint = Path(config.dead_letters_checkpoint)
+
+    def run_with(number: int, line: str) -> None:
+        land(tmp_path, number, [line], [])
+        query = dead_letters.start(spark, config)
+        assert query is not None
+        query.awaitTermination()
+
+    run_with(1, "x")
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    run_with(2, GOOD)
+    run_with(3, "y")
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 0")
+    said = r"was restored to version 0, before its letters.* RESTORE the table to version (\d+) and"
+    with pytest.raises(TableLostError, match=said) as told:
+        dead_letters.start(spark, config)
+    [version] = re.findall(said, str(told.value))
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}")
+    shutil.move(checkpoint, tmp_path / "newest")
+    shutil.move(tmp_path / "copy", checkpoint)
+    with pytest.raises(TableLostError, match=r"later micro-batch than its last one, 0: .* Bring the newest checkpoint"):
+        dead_letters.start(spark, config)
+    shutil.rmtree(checkpoint)
+    shutil.move(tmp_path / "newest", checkpoint)
+    shutil.move(tmp_path / "dead", tmp_path / "aside")
+    spark.sql(f"CREATE TABLE {table} USING delta AS SELECT * FROM delta.`{tmp_path / 'aside'}` WHERE false")
+    with pytest.raises(TableLostError, match=r"it was made again.* Bring the earlier table back"):
+        dead_letters.start(spark, config)
+    shutil.rmtree(tmp_path / "dead")
+    shutil.move(tmp_path / "aside", tmp_path / "dead")
+    run_with(4, "z")
+    assert sorted(raw for *_, raw in letters(spark, tmp_path).elements()) == ["x", "y", "z"]
+
+
+@pytest.mark.long
 @pytest.mark.spark
 def test_names_that_the_catalog_forgot_end_no_job_without_their_remedy(spark: SparkSession, tmp_path: Path) -> None:
     config = job(tmp_path, dead_letters={"table": "letters"})

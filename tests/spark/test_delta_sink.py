@@ -117,6 +117,7 @@ def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.connect
 def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> None:
     """RESTORE keeps the table's id and Delta's record of transactions: neither shows it."""
     table = f"delta.`{stream.folder / 'table'}`"

@@ -210,6 +210,7 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     stream.spark.sql("DROP TABLE IF EXISTS killed")
 
 
+@pytest.mark.connect
 @pytest.mark.parametrize(("drains", "by_path"), [(1, False), *now_and_then((2, True))])
 def test_a_table_whose_name_the_catalog_forgot_loses_nothing_by_any_advice(
     stream: Stream, caplog: pytest.LogCaptureFixture, drains: int, by_path: bool

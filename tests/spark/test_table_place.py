@@ -204,6 +204,7 @@ def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it
 
 
 @pytest.mark.long
+@pytest.mark.connect
 def test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says(swapping: Stream) -> None:
     """It said to widen bigint to string, which Delta does not do."""
     stream = swapping
@@ -242,6 +243,11 @@ def test_a_table_that_was_renamed_is_known(
     location = stream.spark.sql("DESCRIBE DETAIL one.other").first()["location"]
     stream.add(1).sink = RecordAccumulator(path=location)
     assert stream.run(stream.rows()).numbers() == every(stream.files), "by its path as well"
+    moved = shutil.move(location.removeprefix("file:"), stream.folder / "moved")
+    with pytest.raises(Exception, match=r"was dropped .* start with its new path"):
+        stream.add(1).run(stream.rows())
+    stream.sink = RecordAccumulator(path=str(moved))
+    assert stream.run(stream.rows()).numbers() == every(stream.files)
     with pytest.raises(ConfigError, match=r"belongs to table "):
         RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
 

@@ -35,6 +35,7 @@ from spark_purgatory.spark.placement import PARTITIONS, state_partitions, too_ma
 from spark_purgatory.spark.storage.checkpoint_files import (
     check_files,
     check_not_moved,
+    files_in,
     fixed_settings,
     is_within_a_batch,
 )
@@ -58,8 +59,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     docs/upgrading.md lists the changes that a checkpoint allows. `RecordAccumulator.write_stream` and ``spark-purgatory
     run`` make this check themselves. Call it before you start a query with ``writeStream``: otherwise each shard
     compares its own state when a micro-batch calls it. It reads the state of all shards, like the query at its start,
-    and warns of too many state partitions. For a stream of ``resolve(..., checkpoint=)`` it also writes the newest
-    times of earlier runs, which the start reads.
+    and warns of too many state partitions, and of a `RecordAccumulator`'s checkpoint. For a stream of
+    ``resolve(..., checkpoint=)`` it also writes the newest times of earlier runs, which the start reads.
 
     Args:
         spark: The session.
@@ -82,6 +83,12 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     queries = queries_of(outcomes, needed=True)
     if has_begun := is_checkpoint(spark, checkpoint):
         check_not_moved(spark, checkpoint)
+        if any("/staging/log/" in file for file in files_in(spark, checkpoint, "staging/log")):
+            LOG.warning(
+                "checkpoint %s belongs to a query of a RecordAccumulator, which writeStream cannot continue: start it "
+                "with write_stream, or name the checkpointLocation of the query that you start with writeStream",
+                errors.without_login(checkpoint),
+            )
         check_files(spark, checkpoint)
         fixed_settings(spark, checkpoint, queries[0].sources)  # It looks for the logs of the plan's sources.
     states, newest, _ = _check(spark, checkpoint, queries, has_begun, warns=True)

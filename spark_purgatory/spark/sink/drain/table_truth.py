@@ -223,8 +223,8 @@ def _lost(
     replaced = next((entry.version for entry in history.entries if entry.replaces), None)
     before = None if replaced is None else history.version_before(replaced)
     bring = "Bring the earlier table back from a copy" if before is None else f"{history.words.restore} {before}"
-    if is_gone and "/" not in names.table:
-        bring = "If it was renamed, start with its new name. Otherwise bring the earlier table back from a copy"
+    if is_gone:
+        bring = "If it was moved or renamed, start with its new path or name. Otherwise bring the earlier table back"
     return errors.TableLostError(
         f"checkpoint {names.checkpoint} has made {number + 1} drains, but they are missing from table {names.table}: "
         f"{why}. {what}, and staged rows wait. {bring} and start again, which writes them, or {START_OVER}"
@@ -240,11 +240,13 @@ def _foreign(names: Names, drains: Mapping[int, DrainCommit], last: int, history
             f"If it is an old copy, and no later one is left, it belongs to {history.words.version} {before}: "
             f"{history.words.restore} {before}, which takes back what anybody wrote since, and start again. "
         )
+    missing = f"the entry intent={max(drains)} was removed from {names.folder}/log, bring it"
+    if last == NO_BATCH:
+        missing = "files of this checkpoint, which knows no drain, are missing, bring the whole checkpoint"
     return errors.ForeignWriterError(
         f"table {names.table} holds transaction {max(drains)} of app id {names.app_id!r}, which this run did not make "
-        f"(its last drain is {last}). Another run of the query, or someone with its app id, writes to the table, or "
-        f"the entry intent={max(drains)} was removed from {names.folder}/log. This run removed nothing, and staged "
-        "rows wait. If the entry was removed, bring it back from a copy. If this checkpoint was moved or copied, use "
-        "the one that has written since; if it is the new one of a move (spark-purgatory move), and the old one has "
-        f"written since, move the old one again. {copy}Otherwise stop the other writer, and {START_OVER}"
+        f"(its last drain is {last}). This run removed nothing, and staged rows wait. If another run uses this "
+        "checkpoint too, end one of the two, and the other goes on. If this checkpoint was moved or copied, use the "
+        f"one that has written since. If {missing} back from a copy. {copy}Otherwise someone else writes with this app "
+        f"id: stop the other writer, and {START_OVER}"
     )

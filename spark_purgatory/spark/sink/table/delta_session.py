@@ -73,5 +73,5 @@ def check_features(spark: SparkSession, name: str, place: str, features: Iterabl
             return  # Not allowed to merge: the first drain will show.
         raise StorageError(
             f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
-            "Nothing was started. Use a later version of Delta, or run ALTER TABLE ... DROP FEATURE"
+            "Nothing was started. Use a version of Delta that has them"
         ) from None

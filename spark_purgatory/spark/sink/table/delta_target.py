@@ -138,14 +138,19 @@ class DeltaTarget(Target):
         late = self._renamed(facts, history, columns.version)
         if late is None:
             return
-        why = f"version {late} of table {self} renamed, dropped or replaced columns"
+        why, back = f"version {late} of table {self} renamed, dropped or replaced columns", ""
         if not history.is_whole_since(columns.version):
             why = f"the history of table {self} was cut, and does not show whether columns were renamed or dropped"
+        else:
+            back = "Either rename them back, start the stream as it was, run close() and rename them again. Or, if "
+        known = {name.lower() for name in there.names}
+        lacking = [field for field in columns.rows.fields if field.name.lower() not in known]
+        adding = f"{self._adding(lacking)}, and " if lacking else ""
         raise SchemaMismatchError(
             f"{why} after rows were staged under the names of version {columns.version} "
-            f"({listed(columns.rows.names)}). Nothing was written, and staged rows wait. Either rename them back, "
-            "start the stream as it was, run close() and rename them again. Or, if staged rows may go to the columns "
-            f"that have these names now, say so: {self._as_of(history.version)}, and start again"
+            f"({listed(columns.rows.names)}). Nothing was written, and staged rows wait. {back or 'If '}staged rows "
+            f"may go to the columns that have these names now, {adding}say so: {self._as_of(history.version)}, and "
+            "start again"
         )
 
     def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:

@@ -211,6 +211,10 @@ class Target(ABC):
                 "than letters a to z, digits and _"
             ) from None
 
+    def _adding(self, new: Iterable[T.StructField]) -> str:
+        added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
+        return f"ALTER TABLE {self.sql_place} ADD COLUMNS ({added})"
+
     def check_columns(self, spark: SparkSession, facts: TableFacts, there: T.StructType, staged: T.StructType) -> None:
         taking, or_adding = self.taking(spark, facts), f", or set {self.adding}=true" if self.adding else ""
         known = {field.name.lower(): field for field in there.fields}
@@ -233,9 +237,8 @@ class Target(ABC):
             )
         faults = []
         if strange:
-            added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
             run = "Rename a column back that had such a name, or run" if facts.may_be_renamed else "Run"
-            adding = f"{run} ALTER TABLE {self.sql_place} ADD COLUMNS ({added}){or_adding}, and start again"
+            adding = f"{run} {self._adding(new)}{or_adding}, and start again"
             faults.append((f"lacks {', '.join(strange)}", adding))
         strange_types = other(taking._replace(widens=True))
         casting = "If no such rows are staged, you may cast the columns of the stream instead. Then start again"
