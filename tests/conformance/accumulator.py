@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spark_purgatory.accumulator.policy import AccumulatorSettings
 from spark_purgatory.errors import PurgatoryError
 from tests.conformance.bufferpool import REFUSALS, error_name
 from tests.conformance.kafka_accumulator import AppendTicket, Flush, KafkaAccumulator, KafkaAppended, KafkaBatch
@@ -88,13 +87,15 @@ class AccumulatorReplayer:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.now_ms: int = config["start_ms"]
-        settings = AccumulatorSettings(
+        self.backoff_table_ms: list[int] = config["backoff_table_ms"]
+        self.policy = KafkaAccumulator(
             batch_bytes=config["batch_size"],
             linger_ms=config["linger_ms"],
             delivery_timeout_ms=config["delivery_timeout_ms"],
+            buffer_bytes=config["buffer_memory"],
+            sizing=KafkaSizing(),
+            backoff_ms=self.backoff_ms,
         )
-        self.backoff_table_ms: list[int] = config["backoff_table_ms"]
-        self.policy = KafkaAccumulator(settings, config["buffer_memory"], KafkaSizing(), self.backoff_ms)
         self.n_partitions: int = config["partitions"]
         for partition in range(self.n_partitions):
             self.set_leader(partition, config["leaders"][partition], config["epochs"][partition])
@@ -179,13 +180,13 @@ class AccumulatorReplayer:
         self.policy.validate()
         pool = self.policy.pool
         return {
-            "q": [len(self.policy.queues.of(partition).batches) for partition in range(self.n_partitions)],
+            "q": [len(self.policy.queue(partition)) for partition in range(self.n_partitions)],
             "available": pool.available_bytes,
             "unallocated": pool.unallocated_bytes,
             "pooled": pool.pooled,
             "queued": pool.queued,
             "incomplete": bool(self.policy.incomplete),
-            "undrained": any(queue.batches for queue in self.policy.queues),
+            "undrained": any(self.policy.queues.values()),
             "flushing": bool(self.policy.flushes),
         }
 

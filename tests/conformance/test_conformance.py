@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.policy import ExponentialBackoff
+from spark_purgatory.accumulator.policy import exponential_backoff_ms
 from tests.conformance.__main__ import main
 from tests.conformance.replay import DIAGNOSTICS, LABELS, REPLAYERS, replay
 from tests.conformance.traces import Trace, read_file
@@ -84,9 +84,10 @@ def test_every_answer_is_kafkas_when_steps_share_a_call(kind: str, number: int) 
 
 def test_the_backoff_is_kafkas_in_every_configuration() -> None:
     for trace in stored("accumulator"):
-        backoff_ms = ExponentialBackoff(trace.config["retry_backoff_ms"], trace.config["retry_backoff_max_ms"])
+        initial_ms, max_ms = trace.config["retry_backoff_ms"], trace.config["retry_backoff_max_ms"]
         table_ms = trace.config["backoff_table_ms"]
-        assert [backoff_ms(retry) for retry in range(len(table_ms))] == table_ms, trace.source
+        found_ms = [exponential_backoff_ms(initial_ms, max_ms, retry) for retry in range(len(table_ms))]
+        assert found_ms == table_ms, trace.source
 
 
 ANSWERS = sorted(

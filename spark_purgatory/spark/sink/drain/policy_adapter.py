@@ -20,12 +20,12 @@ from threading import get_ident
 
 from spark_purgatory.accumulator.policy import (
     AccumulatorPolicy,
-    AccumulatorSettings,
     Callback,
-    ExponentialBackoff,
+    DecayedQuotient,
     RecordFuture,
+    SizeCalibration,
+    exponential_backoff_ms,
 )
-from spark_purgatory.accumulator.sizing import DecayedQuotient, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
@@ -39,7 +39,6 @@ MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
 MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
 MAX_FILES_AHEAD = 8  # So many files' bytes may stay uncounted, in case all belong to a new partition.
-KEEP = 0.5  # The weight of what was counted before, when more is.
 KEPT_FUTURES = 100
 MAX_FULL = 1.25  # A file may be larger than batch_size by this factor before it is cut.
 TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
@@ -56,7 +55,7 @@ class Backlog:
         plain_bytes = sum(staged.plain_bytes for staged in batches)
         staged_bytes = sum(piece.staged_bytes for piece in pieces)
         self._staged_a_plain = self._staged_a_plain or DecayedQuotient(0.0, 0.0)
-        self._staged_a_plain.observe(staged_bytes, plain_bytes, KEEP)
+        self._staged_a_plain.observe(staged_bytes, plain_bytes)
         self._shares.clear()
         for piece in pieces:
             self._shares[piece.partition] += piece.staged_bytes / staged_bytes
@@ -95,20 +94,6 @@ class Delivery:
     """Milliseconds from the staging of the rows to the end of their drain."""
 
 
-@dataclass
-class _FileSizing:
-    """The bytes that a piece should add to any file. A batch keeps the estimate that was made at the append."""
-
-    sizes: SizeCalibration
-    header_bytes = 0
-
-    def record_bytes(self, record: Piece, batch: Sequence[Piece]) -> int:
-        return self.upper_bound_bytes(record)
-
-    def upper_bound_bytes(self, record: Piece) -> int:
-        return self.sizes.file_bytes(record.partition, record.staged_bytes)
-
-
 class PolicyAdapter:
     """The policy of one query's sink, with its estimates of sizes and its futures."""
 
@@ -122,12 +107,8 @@ class PolicyAdapter:
         self.calling: int | None = None  # The thread that is in `on_delivery`.
         self.sizes: SizeCalibration = SizeCalibration()
         self.backlog = Backlog()
-        self._settings = AccumulatorSettings(
-            batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
-        )
-        self._backoff_ms = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
         # Of the pieces in the ledger's dictionary, which is another one whenever the pieces are others.
-        self._queued: tuple[Mapping[tuple[str, str], Piece], AccumulatorPolicy[str, Piece, Delivery]] | None = None
+        self._queued: tuple[Mapping[tuple[str, str], Piece], AccumulatorPolicy[str, Piece]] | None = None
         # By micro-batch and piece: all that wait, and the last `KEPT_FUTURES` micro-batches that were delivered.
         self.futures: dict[int, dict[tuple[str, str], RecordFuture[Delivery]]] = {}
         self.totals = Counter[str]()  # Metrics of this run that only grow, and the time of the last drain.
@@ -153,17 +134,20 @@ class PolicyAdapter:
         batches, queued, now_ms = ledger.uncounted.values(), self._queues(ledger), now_ms + self._ahead_ms
         if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or queued.ripe(now_ms):
             return True
-        open_bytes = {queue.partition: queue.batches[-1].bytes for queue in queued.queues if queue.batches}
-        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
+        open_bytes = {partition: queue[-1].bytes for partition, queue in queued.queues.items()}
+        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio, self.batch_bytes)
 
     def next_pieces(self, ledger: Ledger, now_ms: int, everything: bool) -> tuple[Piece, ...]:
         queued = self._queues(ledger)
         ripe = queued.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
-        files = queued.peek(set(ripe), self.request_bytes, now_ms, everything)
+        files = queued.peek(set(ripe), self.request_bytes, everything)
         return tuple(piece for file in files for piece in file.records)
 
     def is_backing_off(self, ledger: Ledger, now_ms: int) -> bool:
-        return ledger.failures > 0 and now_ms < ledger.failed_ms + self._backoff_ms(ledger.failures - 1)
+        return ledger.failures > 0 and now_ms < ledger.failed_ms + self._wait_ms(ledger)
+
+    def _wait_ms(self, ledger: Ledger) -> int:
+        return exponential_backoff_ms(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR, ledger.failures - 1)
 
     def is_out_of_time(self, ledger: Ledger) -> bool:
         """Return True if a file had waited for delivery_timeout when the table did not take it."""
@@ -173,8 +157,8 @@ class PolicyAdapter:
     def cut_rows(self, pieces: Iterable[Piece]) -> int:
         """Return the rows at which files of these pieces are cut, because one would be too large; 0: no cut."""
         most = []
-        for partition, found in by_partition(pieces).items():
-            file_bytes = self.sizes.file_bytes(partition, sum(piece.staged_bytes for piece in found))
+        for found in by_partition(pieces).values():
+            file_bytes = self.sizes.file_bytes(sum(piece.staged_bytes for piece in found))
             if file_bytes > self.batch_bytes * MAX_FULL:
                 rows = sum(piece.rows for piece in found)
                 most.append(math.ceil(rows / math.ceil(file_bytes / self.batch_bytes)))
@@ -185,10 +169,13 @@ class PolicyAdapter:
         """Files are drained this early: drains begin only with micro-batches, and take time themselves."""
         return self.drain_ms + min(self.every_ms, self.linger_ms // 2)
 
-    def _queues(self, ledger: Ledger) -> AccumulatorPolicy[str, Piece, Delivery]:
+    def _queues(self, ledger: Ledger) -> AccumulatorPolicy[str, Piece]:
         """Return what waits in queues. Linger runs on from an earlier run, whose clock may have been another one."""
         if self._queued is None or self._queued[0] is not ledger.pieces:
-            queued = AccumulatorPolicy[str, Piece, Delivery](self._settings, _FileSizing(self.sizes), self._backoff_ms)
+            # A batch keeps the estimates that are made now.
+            queued = AccumulatorPolicy[str, Piece](
+                self.batch_bytes, self.linger_ms, lambda piece, _: self.sizes.file_bytes(piece.staged_bytes)
+            )
             for piece in ledger.pieces.values():
                 since_ms = max(piece.staged_ms, ledger.adopted_ms - self.linger_ms)
                 queued.append(piece.partition, piece, min(since_ms, ledger.came_ms(piece)))
@@ -216,7 +203,7 @@ class PolicyAdapter:
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
             for piece in found:
-                self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
+                self.sizes.observe_staged(piece.staged_bytes, piece.rows)
             self.futures[batch_id] = {piece.key: RecordFuture() for piece in found}
         done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch.values())]
         for number in done[:-KEPT_FUTURES]:
@@ -225,7 +212,7 @@ class PolicyAdapter:
     def _note_failure(self, ledger: Ledger, failure: Failed) -> None:
         self.totals["drain_retries_total"] += 1
         if not self.is_out_of_time(ledger):
-            number, wait_ms = ledger.next_drain - (not ledger.is_done), self._backoff_ms(ledger.failures - 1)
+            number, wait_ms = ledger.next_drain - (not ledger.is_done), self._wait_ms(ledger)
             LOG.warning(
                 f"drain {number} to table {self.table} failed (attempt {ledger.failures}), next attempt in {wait_ms} "
                 f"ms: {failure.said}"
@@ -239,22 +226,22 @@ class PolicyAdapter:
             took_ms = self.drain_ms = self.totals["drain_duration_ms"] = now_ms - ledger.begun_ms
             self.totals.update(drains_total=1, drained_rows_total=rows)
             self.totals.update(drained_files_total=files, drained_bytes_total=file_bytes)
-        self._deliver_files([*by_partition(intent.taken).items()], commit, now_ms)
+        self._deliver_files([*by_partition(intent.taken).values()], commit, now_ms)
         LOG.info(
             f"drain {intent.number} to table {self.table}: {rows or intent.taken_rows} rows in {files} files, "
             f"{file_bytes} bytes, {took_ms} ms, version {commit.version}"
         )
 
-    def _deliver_files(self, files: Sequence[tuple[str, list[Piece]]], commit: DrainCommit, now_ms: int) -> None:
+    def _deliver_files(self, files: Sequence[list[Piece]], commit: DrainCommit, now_ms: int) -> None:
         """Complete the futures of a drain and correct the estimates; a file's bytes are a share of all."""
-        staged = [sum(piece.staged_bytes for piece in pieces) for _, pieces in files]
-        for (partition, pieces), staged_bytes in zip(files, staged, strict=True):
-            file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
-            if file_bytes is not None:
-                self.sizes.observe_committed(partition, staged_bytes, file_bytes)
+        staged = [sum(piece.staged_bytes for piece in pieces) for pieces in files]
+        if commit.bytes is not None:
+            self.sizes.observe_committed(sum(staged), commit.bytes)
+        for pieces, staged_bytes in zip(files, staged, strict=True):
+            file_bytes = (commit.bytes or 0) * staged_bytes // max(1, sum(staged))
             queued_ms = max(0, now_ms - min(piece.staged_ms for piece in pieces))
             rows = sum(piece.rows for piece in pieces)
-            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
+            delivery = Delivery(self.table, commit.version, rows, file_bytes, queued_ms)
             for piece in pieces:
                 if future := self.futures.get(piece.batch_id, {}).get(piece.key):
                     _settle(future, delivery, None)

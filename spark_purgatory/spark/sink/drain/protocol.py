@@ -86,7 +86,7 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.Stop(missing(ledger, expected, work.batch_id))
     if work.batch_id < expected:
         return do.Skip()
-    rows = policy.sizes.rows_for("", policy.batch_bytes // PIECES_PER_FILE)
+    rows = policy.sizes.rows_for(policy.batch_bytes // PIECES_PER_FILE)
     return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
 
 
