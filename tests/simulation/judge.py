@@ -24,13 +24,13 @@ from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, 
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ForeignWriterError, PurgatoryError
-from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
+from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.sink.record_accumulator import _looked_at
 from tests.simulation.sink import SPARK, Folder
 from tests.simulation.storage import Disk
 from tests.simulation.table import Target
 from tests.simulation.tasks import CALLS, CHAINED_RULE
-from tests.support.engine_driver import NAMES, OWN, microseconds, multiset, outcome_rows
+from tests.support.engine_driver import NAMES, OWN, from_blob, microseconds, multiset, outcome_rows
 from tests.support.law_worlds import split_orphans, told
 from tests.support.oracle import Evidence, decide
 from tests.support.oracle_early import EarlyOracle
@@ -181,7 +181,7 @@ def _told(query: Query, criterion: Mapping[str, Any], batches: Sequence[Rows]) -
     clocks_ms = [max(rows.watermark_ms - query.delay_ms, 0) for rows in batches]
     evidence = None
     if spec.evidence is not None:
-        evidence = Evidence(("note",), spec.evidence.most, spec.evidence.largest)
+        evidence = Evidence(("note",), spec.evidence.most, spec.evidence_order == "value")
     types = {type(event["value"]) for rows in batches for event in rows.events}
     early = EarlyOracle(criterion, spec.lookback_us, True, spec.whole_operations, types, evidence)
     for rows, clock_ms in zip(batches, clocks_ms, strict=True) if not spec.final else ():

@@ -27,12 +27,18 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.spark.host.blob_host import batch_function
 from spark_purgatory.spark.host.calls import packed
-from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, outcome_columns, to_blob, unpacker
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, outcome_columns, to_blob, unpacker
 from tests.conformance.kafka_purgatory import validate
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Rows = Sequence[dict[str, Any]]
 END_MS = END_OF_TIME_MS
+
+
+def from_blob(blob: bytes) -> pa.Table:
+    """The table of an Arrow IPC stream."""
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_all()
 
 
 def operations_table(

@@ -20,8 +20,8 @@ from spark_purgatory.core.spec.arrivals import read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
-from spark_purgatory.spark.host.exchange import from_blob, to_blob
-from tests.support.engine_driver import operations_table
+from spark_purgatory.spark.host.exchange import to_blob
+from tests.support.engine_driver import from_blob, operations_table
 from tests.support.operations import op
 
 ROLES = (("id", 0), ("keys", 1), ("created_us", 2), ("deadline_us", 3))

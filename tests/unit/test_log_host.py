@@ -12,10 +12,9 @@ import pytest
 from spark_purgatory.core.spec.criteria import any_key
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.shard_head import read_head
-from spark_purgatory.spark.host.exchange import from_blob
 from spark_purgatory.spark.host.log_host import LogHost
 from tests.simulation.tasks import Executor, Query, Rows, Sent, States, arrived, log_task
-from tests.support.engine_driver import outcome_rows
+from tests.support.engine_driver import from_blob, outcome_rows
 from tests.support.operations import op
 
 SPEC = EngineSpec(any_key(), operation_ids=True, identity_width=2)

@@ -31,9 +31,9 @@ from spark_purgatory.core.state.step_log import (
     write_entry,
 )
 from spark_purgatory.errors import StateCorruptError, StateVersionError
-from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from spark_purgatory.spark.host.exchange import to_blob
 from tests.conformance.kafka_purgatory import validate
-from tests.support.engine_driver import events_table, operations_table, outcome_rows
+from tests.support.engine_driver import events_table, from_blob, operations_table, outcome_rows
 from tests.support.payload_states import delivered, expired, spec_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"

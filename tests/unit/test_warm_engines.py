@@ -28,7 +28,7 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, digest
 from spark_purgatory.errors import BugError, ConfigError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
-from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from spark_purgatory.spark.host.exchange import to_blob
 from spark_purgatory.spark.host.warm_engines import (
     FORGOTTEN_SECONDS,
     STALE_SECONDS,
@@ -39,7 +39,7 @@ from spark_purgatory.spark.host.warm_engines import (
     is_neighbour,
     step_engine,
 )
-from tests.support.engine_driver import events_table, operations_table, outcome_rows
+from tests.support.engine_driver import events_table, from_blob, operations_table, outcome_rows
 
 SPEC = EngineSpec(criteria.count(1), identity_width=2)
 PLENTY = 1 << 40

@@ -119,61 +119,27 @@ def test_what_is_imported_later_is_frozen_by_the_next_task_and_what_a_task_makes
 
 
 HOLES = """
-import sys
 from pathlib import Path
 from spark_purgatory.spark.host import worker
-{before}
+def megabytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) >> 8
 worker.prepare_worker()
-least = worker._resident_bytes()
-kept, freed = [], []
-for _ in range(4000):
-    freed.append(bytearray(50_000))
-    kept.append(bytearray(1000))
-freed.clear()
-for held_bytes in {held}:
-    worker.give_memory_back(held_bytes)
-print((worker._resident_bytes() - least) >> 20)
-"""
-
-
-def megabytes_left(before: str = "", held: str = "[0]") -> int:
-    """What a worker still has of 200 MB that lie, freed, between 4 MB that are held."""
-    [megabytes] = printed(HOLES.format(before=before, held=held))
-    return int(megabytes)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-def test_a_worker_gives_back_what_lies_free_beside_its_engines() -> None:
-    assert megabytes_left(held="[]") > 150
-    assert megabytes_left() < 50
-
-
-TASKS = """
-from spark_purgatory.spark.host import worker
-worker.prepare_worker()
-now = 0.0
-worker.time.monotonic = lambda: now
-worker._trimmer()._task_ended_at = now
-least = worker._resident_bytes()
-for size in {tasks}:
-    now += {seconds}
-    parts = [bytearray(50_000) for _ in range(size * 20)]
-    kept = bytearray(1000)
-    del parts
-    worker.end_task(size << 20)
-    print((worker._resident_bytes() - least) >> 20)
+least, kept = megabytes(), []
+for seconds in {ends}:
+    freed = []
+    for _ in range(4000):
+        freed.append(bytearray(50_000))
+        kept.append(bytearray(1000))
+    del freed
+    worker.time.monotonic = lambda: seconds
+    worker.end_task()
+    print(megabytes() - least)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-@pytest.mark.parametrize(
-    ("tasks", "seconds", "least", "most"),
-    [([200] + [1] * 25, 5, 0, 80), ([200] * 10, 5, 150, 1000), ([200] + [1] * 4, 1, 150, 1000)],
-    ids=["one large, long ago", "all large", "one large, just now"],
-)
-def test_what_one_large_task_left_is_given_back_and_what_each_task_needs_is_kept(
-    tasks: list[int], seconds: int, least: int, most: int
-) -> None:
-    megabytes = [int(word) for word in printed(TASKS.format(tasks=tasks, seconds=seconds))]
-    assert megabytes[0] > 150
-    assert least <= megabytes[-1] < most
+def test_a_worker_gives_back_what_lies_free_between_its_engines_once_in_a_while() -> None:
+    """After each task 200 MB lie free between the 4 MB that it leaves."""
+    first, soon, later = map(int, printed(HOLES.format(ends=[60.0, 119.0, 120.0])))
+    assert first < 50 and later < 50, "those of an earlier period are given back"
+    assert soon > 150, "what the next task needs is kept"

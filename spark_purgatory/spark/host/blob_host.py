@@ -44,7 +44,7 @@ def stream_function(spec: EngineSpec, shards: int, broadcast: calls.Broadcast | 
         state.update((blob,))
         set_timeout(state, engine.next_due_ms(), spec.clock_delay_ms)
         yield _result(outcomes, calls.added(engine.outcomes.tally, before), len(blob))
-        end_task(len(blob) + step.size)
+        end_task()
 
     return on_group
 

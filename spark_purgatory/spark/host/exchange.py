@@ -74,7 +74,7 @@ def packer(side: int, shards: int, broadcast: bool, columns: pa.Schema | None = 
     def pack(batches: Batches) -> Batches:
         prepare_worker()
         gathered: list[pa.RecordBatch] = []
-        size = moved = 0
+        size = 0
         for batch in batches:
             route = batch.column(_route_index(batch.schema))
             if route.null_count:
@@ -86,12 +86,11 @@ def packer(side: int, shards: int, broadcast: bool, columns: pa.Schema | None = 
             size += batch.nbytes
             if size >= GATHER_BYTES:
                 yield from _split(gathered, side, labels, broadcast)
-                gathered, size, moved = [], 0, moved + size
+                gathered, size = [], 0
         if gathered and sum(map(len, gathered)):
             yield from _split(gathered, side, labels, broadcast)
-        moved += size
         del gathered
-        end_task(moved)
+        end_task()
 
     return pack
 
@@ -143,12 +142,6 @@ def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def from_blob(blob: bytes) -> pa.Table:
-    """Return the table of an Arrow IPC stream, without copying."""
-    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
-        return reader.read_all()
-
-
 def unpacker(
     schema: pa.Schema, evidence: Sequence[pa.Field] = (), orphans: bool = False
 ) -> Callable[[Batches], Batches]:
@@ -156,17 +149,15 @@ def unpacker(
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
-        moved = 0
         for batch in batches:
             for blob in batch.column(batch.schema.get_field_index("blob")):
                 if not blob.is_valid:
                     continue
-                moved += blob.as_buffer().size
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
                         columns = outcome_columns(rows, schema, evidence, orphans)
                         yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        end_task(moved)
+        end_task()
 
     return unpack
 

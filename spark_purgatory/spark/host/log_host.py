@@ -23,7 +23,7 @@ from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load
 from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.spark.host import calls
 from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines, step_engine, warm_engines
-from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])
 NUMBER = T.StructType([T.StructField("entry", T.LongType())])
@@ -117,6 +117,7 @@ class LogHost(StatefulProcessor):
         written = self._write(head, entry, request, answer, timer_ms)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
+        end_task()
         return Row(**calls.result_of(answer.outcomes, answer.counted, size))
 
     def _step_cold(self, head: ShardHead, request: Request, is_new: bool) -> Answer:

@@ -35,7 +35,7 @@ from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
 from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.host.calls import added, counts_of, packed
-from spark_purgatory.spark.host.worker import give_memory_back, prepare_worker
+from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 LOG = logging.getLogger(__name__)
 STALE_SECONDS = 120.0
@@ -238,7 +238,6 @@ class WarmEngines:
             if not self._fits(0, request.max_warm_bytes):
                 self._drop(request.shard_id, kept)
                 return replace(answer, holder="")
-        give_memory_back(self._size())
         return answer
 
     def keep(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
@@ -262,7 +261,6 @@ class WarmEngines:
                 f"{request.max_warm_bytes:,}",
                 f"{size:,}",
             )
-        give_memory_back(self._size())
         return fits
 
     def _fits(self, size: int, max_warm_bytes: int) -> bool:
@@ -287,7 +285,6 @@ class WarmEngines:
         with self._guard:
             if self._kept.get(shard_id) is kept:
                 del self._kept[shard_id]
-        give_memory_back(self._size())
 
     def _forget_client(self, holder: str) -> None:
         connection = self._clients.pop(holder, None)
@@ -333,6 +330,7 @@ class WarmEngines:
             # The task's own worker loads the shard, and raises the same error with its own stack.
             LOG.exception("a step of a kept engine failed")
         connection.send(answer)
+        end_task()
 
 
 def _start(run: Callable[[Any], None], argument: Any) -> None:
