@@ -35,13 +35,13 @@ from spark_purgatory.spark.operator.carried import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Plan, plan_for
 from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table
 
-# Rows of a test, lists of dicts or Arrow tables, as tables with the types that Spark would give them.
+# Rows of a test as tables with the types that Spark would give them.
 #
 # The types are those of a schema, or of the first rows, as in ``spark.createDataFrame``: an int becomes a bigint, a
 # str a string, a `datetime` with a time zone a timestamp, a `timedelta` a day-time interval. Later rows must fit these
 # types. An error names the column of a value that does not fit; no value is rounded or guessed.
 
-Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table  # of one input: dicts by column name, or a table
+Rows: TypeAlias = Sequence[Mapping[str, Any]]  # of one input: dicts by column name
 Schema: TypeAlias = pa.Schema | T.StructType
 UNFIT = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
 
@@ -57,18 +57,14 @@ class RowReader:
 
     def read(self, rows: Rows) -> pa.Table | None:
         """Return the rows as a table; None if there is no row and no schema."""
-        if not isinstance(rows, pa.Table):
-            rows = list(rows)
-            if any(not isinstance(row, Mapping) for row in rows):
-                raise ConfigError(f"{self.given} must be rows as dicts by column name, or a pyarrow.Table")
-        names = rows.column_names if isinstance(rows, pa.Table) else names_of(rows)
+        rows = list(rows)
+        if any(not isinstance(row, Mapping) for row in rows):
+            raise ConfigError(f"{self.given} must be rows as dicts by column name")
+        names = list(dict.fromkeys(name for row in rows for name in row))
         if self.schema is None:
-            if not len(rows):
+            if not rows:
                 return None
-            types = (
-                rows.schema.types if isinstance(rows, pa.Table) else [self._array(rows, n, None).type for n in names]
-            )
-            self._set(pa.schema(list(zip(names, types, strict=True))))
+            self._set(pa.schema([(name, self._array(rows, name, None).type) for name in names]))
         assert self.schema is not None
         if unknown := [name for name in names if name not in self.schema.names]:
             raise ConfigError(
@@ -76,7 +72,7 @@ class RowReader:
                 f"or the first rows have: give all columns in {self.given}_schema="
             )
         fields = arrow_schema(self.schema)
-        columns = [self._column(rows, name, kind) for name, kind in zip(fields.names, fields.types, strict=True)]
+        columns = [self._array(rows, name, kind) for name, kind in zip(fields.names, fields.types, strict=True)]
         return pa.Table.from_arrays(columns, fields.names)
 
     def _set(self, schema: Schema) -> None:
@@ -88,24 +84,6 @@ class RowReader:
         if not isinstance(schema, T.StructType):
             raise ConfigError(f"{self.given}_schema={schema!r} must be a pyarrow.Schema or a pyspark StructType")
         self.schema = schema
-
-    def _column(self, rows: Rows, name: str, kind: pa.DataType) -> pa.Array:
-        if not isinstance(rows, pa.Table):
-            return self._array(rows, name, kind)
-        if name not in rows.column_names:
-            return pa.nulls(len(rows), kind)
-        column = rows[name].combine_chunks()
-        if pa.types.is_timestamp(kind) and (kind.tz is None) != (getattr(column.type, "tz", None) is None):
-            raise ConfigError(
-                f"{self.given}: column {name!r} is {column.type}, but {kind} in the schema or first rows: give one type"
-            )
-        try:
-            return column.cast(kind)
-        except pa.ArrowException as error:
-            raise ConfigError(
-                f"{self.given}: column {name!r} is {column.type} and does not fit {plain(kind)}: cast it, or give "
-                f"{self.given}_schema="
-            ) from error
 
     def _array(self, rows: Sequence[Mapping[str, Any]], name: str, kind: pa.DataType | None) -> pa.Array:
         values = [row.get(name) for row in rows]
@@ -127,10 +105,6 @@ class RowReader:
                     "an instant: write datetime(..., tzinfo=UTC)"
                 )
         return array
-
-
-def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _fits(value: Any, kind: pa.DataType | None) -> bool:
@@ -239,8 +213,8 @@ class PurgatoryTester:
         """Run one micro-batch: the watermark moves, then events and operations arrive.
 
         Args:
-            operations: Rows as dicts by column name, or a ``pyarrow.Table``. A column that a dict lacks is null.
-            completions: Rows of events, in the same forms.
+            operations: Rows as dicts by column name. A column that a dict lacks is null.
+            completions: Rows of events, in the same form.
             watermark: The watermark at which the rows arrive: a datetime with a time zone, rounded down to
                 milliseconds. By default it does not move. A stream uses that of its earlier micro-batches.
 
@@ -471,9 +445,7 @@ def _dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return the value. Bytes that are not UTF-8 become replacement characters in texts, as in Spark. A time outside
-    the years 1 to 9999 is Arrow's number.
-    """
+    """Return the value. A time outside the years 1 to 9999 is Arrow's number."""
     if not value.is_valid:
         return None
     if isinstance(value, pa.StructScalar):
@@ -484,7 +456,5 @@ def _plain(value: pa.Scalar) -> Any:
         return [_plain(each) for each in value.values]
     try:
         return value.as_py()
-    except UnicodeDecodeError:
-        return value.as_buffer().to_pybytes().decode(errors="replace")
     except (ValueError, OverflowError):
         return value.value

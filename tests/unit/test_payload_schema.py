@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec.arrivals import read_operations
+from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload import SPARK_TYPE, StoredPayload, check_layout, conform, matched, type_text
-from spark_purgatory.testing import PurgatoryTester
+from tests.support.payload_states import delivered, spec_of
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")
@@ -163,7 +165,6 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 
-ELEVENTH = datetime(2026, 11, 1, 12, tzinfo=UTC)
 TEXTS = pa.array([b"\xff\xfe", b"A", b"\x80"], pa.binary()).view(pa.string())
 ENDS = pa.array([0, 1, 1, 3], pa.int32())
 
@@ -190,21 +191,18 @@ def nested() -> dict[str, pa.Array]:
     }
 
 
-@pytest.mark.parametrize("emit", ["early", "final"])
+@pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind in nested() if "without" not in kind])
-def test_an_operation_with_such_a_text_waits_and_gets_its_outcome(kind: str, emit: str) -> None:
-    purgatory = Purgatory(
-        operations=Operations(id="id", keys="id", created="at", timeout="10 minutes", watermark="1 minute"),
-        completions=Completions(key="id", time="at", watermark="1 minute"),
-        criterion=criteria.any_key(),
-        emit=emit,  # type: ignore[arg-type]
-    )
-    tester = PurgatoryTester(purgatory)
-    at = pa.array([ELEVENTH] * 3, pa.timestamp("us", "UTC"))
-    tester.step(operations=pa.table({"id": ["a", "b", "c"], "at": at, "payload": nested()[kind]}))
-    tester.step(watermark=ELEVENTH + timedelta(minutes=1))
-    tester.advance(ELEVENTH + timedelta(minutes=20))
-    assert [row["status"] for row in tester.outcomes] == ["EXPIRED"] * 3
+def test_an_operation_with_such_a_text_waits_and_gets_its_outcome(kind: str, final: bool) -> None:
+    texts = nested()[kind]
+    spec = spec_of(pa.schema([pa.field("payload", texts.type)]), final=final)
+    table = delivered([{"id": name, "key": name, "payload": None} for name in "abc"], spec)
+    table = table.set_column(table.schema.get_field_index("p0"), "p0", texts)
+    engine = EventTimePurgatory(spec)
+    assert engine.step(read_operations(table, spec), None, 0) == []
+    [outcomes] = restore(spec, save(engine, 1), 1).step(None, None, 30)
+    assert outcomes["status"].to_pylist() == ["EXPIRED"] * 3
+    assert outcomes["p0"].equals(texts)
 
 
 @pytest.mark.parametrize("kind", nested())
