@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -81,33 +81,11 @@ def test_nothing_else_is_wider() -> None:
         for b in decimals
         if a != b and b.scale >= a.scale and b.precision - b.scale >= a.precision - a.scale
     }
-    assert found == expected | {(pa.date32(), pa.timestamp("us"))}
+    assert found == expected
     for then, now in [(a, b) for a in NUMBERS + OTHERS for b in NUMBERS + OTHERS if a != b and (a, b) not in found]:
         payload = StoredPayload([pa.record_batch([pa.nulls(1, then)], names=["p0"])], ["x"], pa.schema([("x", now)]))
         [said] = payload.differences()
         assert said.startswith("column 'x' is ") and "which does not hold every value of it: cast it to" in said
-
-
-def test_a_date_that_no_timestamp_can_hold_is_refused_by_name() -> None:
-    last = pa.array([106_751_990, None, -106_751_990], pa.int32()).view(pa.date32())
-    beyond = pa.array([106_751_991], pa.int32()).view(pa.date32())
-    for column, fits in ((last, True), (beyond, False)):
-        for nested in (False, True):
-            values = pa.ListArray.from_arrays([0, len(column)], column) if nested else column
-            now = pa.list_(pa.timestamp("us")) if nested else pa.timestamp("us")
-            payload = StoredPayload([pa.record_batch([values], names=["p0"])], ["x"], pa.schema([("x", now)]))
-            if fits:
-                assert payload.differences() == []
-                [batch] = payload.evolved()
-                flat = batch.column(0).flatten() if nested else batch.column(0)
-                assert flat.view(pa.int64()).to_pylist() == [
-                    None if day is None else day * 86_400_000_000 for day in column.view(pa.int32()).to_pylist()
-                ]
-            else:
-                path = "x.element" if nested else "x"
-                assert payload.differences() == [
-                    f"column '{path}' has dates that no timestamp_ntz can hold: cast it to date"
-                ]
 
 
 CITIES = rows(city=["a", None, "c"], n=[1, 2, 3])
@@ -228,7 +206,6 @@ WIDE: dict[pa.DataType, list[tuple[pa.DataType, Callable[[Any], Any]]]] = {
     LONG: [(pa.decimal128(20, 0), Decimal)],
     pa.float32(): [(pa.float64(), float)],
     pa.decimal128(9, 2): [(pa.decimal128(12, 4), Decimal)],
-    pa.date32(): [(pa.timestamp("us"), lambda day: datetime(day.year, day.month, day.day))],
 }
 Evolve = Callable[[Any], Any]
 

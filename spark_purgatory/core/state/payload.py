@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_purgatory.errors import StateMismatchError
 
@@ -156,7 +155,6 @@ WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int16(): (pa.int32(), pa.int64(), pa.float64()),
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),
-    pa.date32(): (pa.timestamp("us"),),
 }
 DIGITS = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}  # before the point, by Delta's rule
 
@@ -211,9 +209,6 @@ def type_text(field: pa.Field) -> str:
 
 
 # --- a checkpoint's columns in a query with other columns ------------------------------------------------------------
-
-
-LAST_DAY = 106_751_990  # Days from 1970 that a timestamp without a zone can hold, in both directions
 
 
 @dataclass(frozen=True)
@@ -354,7 +349,7 @@ class StoredPayload:
         return evolved
 
     def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
-        """Yield the changes that are refused because of a value: a null, or a date that no timestamp can hold."""
+        """Yield the changes that are refused because of a null."""
         for at, now in zip(self.order, self.columns, strict=True):
             if at >= 0:
                 yield from self._in_column(batch.column(at), now, now.name)
@@ -364,11 +359,7 @@ class StoredPayload:
         if not now.nullable and column.null_count:
             # Spark would read an arbitrary value in its place.
             yield f"column '{path}' is null in operations of the checkpoint and never null in the query: coalesce it"
-        if pa.types.is_null(column.type) or column.type.equals(kind):
-            return
-        if pa.types.is_date(column.type) and pa.types.is_timestamp(kind) and _exceeds(column):
-            yield f"column '{path}' has dates that no timestamp_ntz can hold: cast it to date"
-        if not pa.types.is_nested(kind):
+        if pa.types.is_null(column.type) or column.type.equals(kind) or not pa.types.is_nested(kind):
             return
         if column.null_count:
             column = column.drop_null()
@@ -428,9 +419,3 @@ def _widest(one: pa.Field, other: pa.Field, path: str) -> pa.Field:
         f"column '{path}' is {type_text(one)} in some shards and {type_text(other)} in others. It was dropped and "
         "later added with another type, and some shards had no rows in between"
     )
-
-
-def _exceeds(dates: pa.Array) -> bool:
-    bounds = pc.min_max(dates.view(pa.int32()))
-    lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
-    return lowest is not None and (lowest < -LAST_DAY or highest > LAST_DAY)
