@@ -26,7 +26,7 @@ from spark_purgatory.core.state.payload import conform, sent
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.carried import carried_columns
 from spark_purgatory.spark.operator.field_types import keys_of
-from spark_purgatory.spark.operator.inputs import EngineColumns
+from spark_purgatory.spark.operator.inputs import event_columns, operation_columns
 
 # Fields whose types the tester restricts more than Spark: instants need no time zone of a session.
 TIMES = ("operations.created", "operations.deadline", "completions.time")
@@ -63,14 +63,14 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
 
 def operations_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec, several: bool) -> pa.Table:
     """Return operations as the exchange delivers them; an operation may have ``several`` keys."""
-    made = TableColumns(table, options).of_operations(spec, several)
+    made = operation_columns(TableColumns(table, options), spec, several)
     own = zip(table.columns, sent(spec.columns or ()), strict=True)
     return _delivered(table, made | {field.name: conform(each.combine_chunks(), field.type) for each, field in own})
 
 
 def events_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec) -> pa.Table:
     given = TableColumns(table, options)
-    made = given.of_events(spec.number)
+    made = event_columns(given, spec.number)
     named = zip(carried_columns(options, table.column_names).values(), sent(spec.event_columns or ()), strict=True)
     return _delivered(table, made | {field.name: conform(given.of(name), field.type) for name, field in named})
 
@@ -79,8 +79,8 @@ def _delivered(table: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:
     return pa.table({**columns, "ahead": pa.repeat(False, len(table))})
 
 
-class TableColumns(EngineColumns[pa.Array]):
-    """The engine's columns, from a table whose types were checked."""
+class TableColumns:
+    """The columns of `spark_purgatory.spark.operator.inputs.Fields`, from a table whose types were checked."""
 
     def __init__(self, table: pa.Table, options: PurgatoryOptions) -> None:
         self._table, self.options = table, options
@@ -92,16 +92,16 @@ class TableColumns(EngineColumns[pa.Array]):
         first, *rest = value.split(".")
         return pc.struct_field(self._table[first].combine_chunks(), rest)
 
-    def _text(self, value: Any, label: str, scope: pa.Array | None = None) -> pa.Array:
+    def text(self, value: Any, label: str, scope: pa.Array | None = None) -> pa.Array:
         return _scoped(_texts(self.of(value)), scope)
 
-    def _words(self, value: Any, label: str) -> pa.Array:
+    def words(self, value: Any, label: str) -> pa.Array:
         return self.of(value).cast(pa.string())
 
-    def _time_us(self, value: Any, label: str) -> pa.Array:
+    def time_us(self, value: Any, label: str) -> pa.Array:
         return self.of(value).view(pa.int64())
 
-    def _keys(self, several: bool, scope: pa.Array | None) -> pa.Array:
+    def keys(self, several: bool, scope: pa.Array | None) -> pa.Array:
         raw = self._raw_keys(several)
         return _nested_like(raw, _scoped(_texts(_flat(raw)), scope if scope is None else scope.take(_owners(raw))))
 
@@ -115,14 +115,14 @@ class TableColumns(EngineColumns[pa.Array]):
         offsets = pa.array(np.arange(n + 1, dtype=np.int32) * count)
         return pa.ListArray.from_arrays(offsets, pa.concat_arrays(columns).take(pa.array(order)))
 
-    def _hashes(self, keys: pa.Array, several: bool = False) -> pa.Array:
+    def hashes(self, keys: pa.Array, several: bool = False) -> pa.Array:
         flat = _flat(keys)
         return _nested_like(keys, pa.array(hash_keys(flat.fill_null(""))))
 
-    def _deadline_us(self, created_us: pa.Array) -> pa.Array:
+    def deadline_us(self, created_us: pa.Array) -> pa.Array:
         config = self.options.operations
         if config.deadline is not None:
-            return self._time_us(config.deadline, "operations.deadline")
+            return self.time_us(config.deadline, "operations.deadline")
         factor = 1 if config.timeout_unit is None else us_per(config.timeout_unit)
         if config.timeout_column is None:
             waits, factor = [config.us_of("timeout")] * len(created_us), 1
@@ -133,7 +133,7 @@ class TableColumns(EngineColumns[pa.Array]):
         within = [end if end is None or MIN_TIME_US <= end <= MAX_TIME_US else MAX_TIME_US for end in ends]
         return pa.array(within, pa.int64())
 
-    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, pa.Array]:
+    def needs(self, spec: EngineSpec, several: bool) -> dict[str, pa.Array]:
         raw, need = self._raw_keys(several), self.options.criterion.need
         needs = [None] * len(self._table) if need is None else self.of(need).to_pylist()
         columns = {"need": pa.array([None if each is None else float(each) for each in needs], pa.float64())}
@@ -142,7 +142,7 @@ class TableColumns(EngineColumns[pa.Array]):
         levels = {name.replace("need", "levels"): each.take(_owners(raw)) for name, each in columns.items()}
         return columns | {name: _nested_like(raw, each) for name, each in levels.items()}
 
-    def _number(self, value: Any, label: str, number: str) -> pa.Array:
+    def number(self, value: Any, label: str, number: str) -> pa.Array:
         column, exact = self.of(value), number != DOUBLE or not self.options.criterion.reads_values
         if exact and pa.types.is_decimal(column.type):
             return column

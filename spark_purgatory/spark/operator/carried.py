@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -157,20 +157,17 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
     return carried
 
 
-class CarriedColumns(NamedTuple):
-    of_operations: pa.Schema
-    of_events: pa.Schema | None  # None if outcomes carry no events
-    outcomes: T.StructType
-
-
 def carried_by(
     options: PurgatoryOptions,
     operations: T.StructType,
     type_of_event: Callable[[ColumnLike, str], T.DataType] | None,
     event_names: Sequence[str],
     case_sensitive: bool,
-) -> CarriedColumns:
-    """Return the columns for inputs of these types. Raises ConfigError if one is not allowed, or is there twice."""
+) -> tuple[pa.Schema, pa.Schema | None, T.StructType]:
+    """Return the columns kept of operations and of events (None: outcomes carry no events), and those of outcomes.
+
+    Raises ConfigError if one is not allowed, or is there twice.
+    """
     of_operations = columns_of(operations, case_sensitive)
     of_events, added = None, list(OUTCOME.fields)
     if options.evidence_columns and type_of_event is not None:
@@ -191,7 +188,7 @@ def carried_by(
             "set prefix=, for example 'outcome_'"
         )
     renamed = [T.StructField(options.prefix + field.name, field.dataType) for field in added]
-    return CarriedColumns(of_operations, of_events, with_nullable_voids(T.StructType([*fields, *renamed])))
+    return of_operations, of_events, with_nullable_voids(T.StructType([*fields, *renamed]))
 
 
 def _event_fields(options: PurgatoryOptions, carried: list[T.StructField]) -> list[T.StructField]:
@@ -207,4 +204,4 @@ def evidence_of(options: PurgatoryOptions) -> Evidence | None:
     if not options.evidence_columns:
         return None
     has_value, lists_all = options.completions.value is not None, options.evidence == "all"
-    return Evidence(has_value, lists_all, options.max_evidence, options.evidence_order == "value")
+    return Evidence(has_value, lists_all, options.max_evidence)

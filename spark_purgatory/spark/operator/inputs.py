@@ -11,11 +11,10 @@ days of that zone to a timestamp.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -103,82 +102,42 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     return int(ms)
 
 
-C = TypeVar("C")  # A column of Spark or an Arrow array.
+def operation_columns(fields: Any, spec: EngineSpec, several: bool) -> dict[str, Any]:
+    """Return id, keys, times and rules of the operations, except payload columns. ``several``: keys are arrays.
+
+    ``fields`` are `Fields` or the tester's `TableColumns`, which make the same columns in Spark and in Arrow.
+    """
+    config, criterion, scope = fields.options.operations, fields.options.criterion, fields.scope()
+    own_id, keys = fields.text(config.id, "operations.id", scope), fields.keys(several, scope)
+    created_us = fields.time_us(config.created, "operations.created")
+    columns = {
+        "id": own_id,
+        "id_hash": fields.hashes(own_id),
+        "keys": keys,
+        "key_hashes": fields.hashes(keys, several),
+        "created_us": created_us,
+        "deadline_us": fields.deadline_us(created_us),
+    }
+    if isinstance(criterion, ByRow):
+        columns |= {"rule": fields.words(criterion.rule, "criterion.rule"), **fields.needs(spec, several)}
+    return {name: column for name, column in columns.items() if name not in dict(spec.roles)}
 
 
-class EngineColumns(ABC, Generic[C]):
-    """One input's columns for the engine. ``value`` is what the argument ``label`` names a column with."""
-
-    options: PurgatoryOptions
-
-    @abstractmethod
-    def _text(self, value: Any, label: str, scope: C | None = None) -> C:
-        """Return a key or id as text, with the prefix of its scope if there is one."""
-
-    @abstractmethod
-    def _words(self, value: Any, label: str) -> C:
-        """Return a column of words, such as those of a rule."""
-
-    @abstractmethod
-    def _time_us(self, value: Any, label: str) -> C:
-        """Return a time in microseconds since 1970."""
-
-    @abstractmethod
-    def _keys(self, several: bool, scope: C | None) -> C:
-        """Return the operations' keys as texts, or as arrays of texts if they may have several."""
-
-    @abstractmethod
-    def _hashes(self, keys: C, several: bool = False) -> C:
-        """Return the hash of each key. Null has a hash too."""
-
-    @abstractmethod
-    def _deadline_us(self, created_us: C) -> C:
-        """Return the operations' deadlines, at most the largest int64."""
-
-    @abstractmethod
-    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, C]:
-        """Return each operation's need, and its level at each of its keys."""
-
-    @abstractmethod
-    def _number(self, value: Any, label: str, number: str) -> C:
-        """Return the events' values in the query's type of numbers."""
-
-    @abstractmethod
-    def scope(self) -> C | None:
-        """Return the prefix of keys and ids, 32 hexadecimal digits made of the scope's value; None without a scope."""
-
-    def of_operations(self, spec: EngineSpec, several: bool) -> dict[str, C]:
-        """Return id, keys, times and rules of the operations, except payload columns. ``several``: keys are arrays."""
-        config, criterion, scope = self.options.operations, self.options.criterion, self.scope()
-        own_id, keys = self._text(config.id, "operations.id", scope), self._keys(several, scope)
-        created_us = self._time_us(config.created, "operations.created")
-        columns = {
-            "id": own_id,
-            "id_hash": self._hashes(own_id),
-            "keys": keys,
-            "key_hashes": self._hashes(keys, several),
-            "created_us": created_us,
-            "deadline_us": self._deadline_us(created_us),
-        }
-        if isinstance(criterion, ByRow):
-            columns |= {"rule": self._words(criterion.rule, "criterion.rule"), **self._needs(spec, several)}
-        return {name: column for name, column in columns.items() if name not in dict(spec.roles)}
-
-    def of_events(self, number: str) -> dict[str, C]:
-        """Return key and time of the events, and the columns that the criterion or control events read."""
-        config, scope = self.options.completions, self.scope()
-        key = self._text(config.key, "completions.key", scope)
-        columns = {"key": key, "key_hash": self._hashes(key), "time_us": self._time_us(config.time, "completions.time")}
-        if reads_value(self.options):
-            columns["value"] = self._number(config.value, "completions.value", number)
-        if config.kind is not None:
-            columns["kind"] = self._words(config.kind, "completions.kind")
-        if config.operation_id is not None:
-            operation_id = self._text(config.operation_id, "completions.operation_id", scope)
-            columns |= {"operation_id": operation_id, "operation_hash": self._hashes(operation_id)}
-        if config.event_id is not None:
-            columns["event_id"] = self._text(config.event_id, "completions.event_id")
-        return columns
+def event_columns(fields: Any, number: str) -> dict[str, Any]:
+    """Return key and time of the events, and the columns that the criterion or control events read."""
+    config, scope = fields.options.completions, fields.scope()
+    key = fields.text(config.key, "completions.key", scope)
+    columns = {"key": key, "key_hash": fields.hashes(key), "time_us": fields.time_us(config.time, "completions.time")}
+    if reads_value(fields.options):
+        columns["value"] = fields.number(config.value, "completions.value", number)
+    if config.kind is not None:
+        columns["kind"] = fields.words(config.kind, "completions.kind")
+    if config.operation_id is not None:
+        operation_id = fields.text(config.operation_id, "completions.operation_id", scope)
+        columns |= {"operation_id": operation_id, "operation_hash": fields.hashes(operation_id)}
+    if config.event_id is not None:
+        columns["event_id"] = fields.text(config.event_id, "completions.event_id")
+    return columns
 
 
 UNTAKEN = "__spark_purgatory_"  # A prefix of names that no column of an input has.
@@ -225,7 +184,7 @@ def field_of(frame: DataFrame, value: Any, label: str) -> Field:
     return Field(column, cast("T.StructType", kinds)[0].dataType)
 
 
-class Fields(EngineColumns[Column]):
+class Fields:
     """The fields of one input. Spark is asked for each of them once."""
 
     def __init__(self, frame: DataFrame, options: PurgatoryOptions) -> None:
@@ -244,17 +203,17 @@ class Fields(EngineColumns[Column]):
     def time(self, value: Any, label: str) -> Column:
         return placed(*self.of(value, label))
 
-    def _text(self, value: Any, label: str, scope: Column | None = None) -> Column:
+    def text(self, value: Any, label: str, scope: Column | None = None) -> Column:
         column, kind = self.of(value, label)
         return scoped(key_text(column, kind), kind, scope)
 
-    def _words(self, value: Any, label: str) -> Column:
+    def words(self, value: Any, label: str) -> Column:
         return self.of(value, label).column.cast("string")
 
-    def _time_us(self, value: Any, label: str) -> Column:
+    def time_us(self, value: Any, label: str) -> Column:
         return F.unix_micros(self.time(value, label))
 
-    def _keys(self, several: bool, scope: Column | None) -> Column:
+    def keys(self, several: bool, scope: Column | None) -> Column:
         fields = [self.of(name, label) for name, label in keys_of(self.options.operations)]
         column, kind = fields[0]
         in_array = isinstance(kind, T.ArrayType)
@@ -268,13 +227,13 @@ class Fields(EngineColumns[Column]):
             return column if is_text else F.transform(column, text)
         return F.array(*(text(field.column) for field in fields)) if several else text(column)
 
-    def _hashes(self, keys: Column, several: bool = False) -> Column:
+    def hashes(self, keys: Column, several: bool = False) -> Column:
         return F.transform(keys, lambda key: F.xxhash64(key)) if several else F.xxhash64(keys)
 
-    def _deadline_us(self, created_us: Column) -> Column:
+    def deadline_us(self, created_us: Column) -> Column:
         config = self.options.operations
         if config.deadline is not None:
-            return self._time_us(config.deadline, "operations.deadline")
+            return self.time_us(config.deadline, "operations.deadline")
         if config.timeout_column is None:
             return deadline_after(created_us, F.lit(config.us_of("timeout")).cast("bigint"))
         timeout = self.of(config.timeout_column, "operations.timeout").column
@@ -282,18 +241,18 @@ class Fields(EngineColumns[Column]):
             return deadline_after(created_us, interval_us(timeout))
         return deadline_after(created_us, timeout.cast("bigint"), us_per_unit=us_per(config.timeout_unit))
 
-    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, Column]:
+    def needs(self, spec: EngineSpec, several: bool) -> dict[str, Column]:
         needs = {label: self.of(name, label) for label, name in needs_of(self.options.criterion).items()}
         keys = [self.of(name, label).column for name, label in keys_of(self.options.operations)]
         return need_columns(needs, keys if len(keys) > 1 else keys[0], several, spec.number)
 
-    def _number(self, value: Any, label: str, number: str) -> Column:
+    def number(self, value: Any, label: str, number: str) -> Column:
         return value_column(*self.of(value, label), number, self.options.criterion.reads_values)
 
     def scope(self) -> Column | None:
         if self.options.scope is None:
             return None
-        value = self._text(self.options.scope, "scope").cast("string")
+        value = self.text(self.options.scope, "scope").cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
 
 
@@ -350,7 +309,7 @@ def markers_of(
 def operations_input(fields: Fields, spec: EngineSpec, several: bool, markers: Markers = NO_MARKERS) -> DataFrame:
     """Return the operations: id, keys, times, payload. They are routed by scope, key, or with several keys by id."""
     frame, config, scope = fields.frame, fields.options.operations, fields.scope()
-    columns = fields.of_operations(spec, several)
+    columns = operation_columns(fields, spec, several)
     if scope is not None or several:
         columns["route"] = columns["id_hash"] if scope is None else F.xxhash64(scope)
     columns |= {f"p{i}": field_column(frame, name, "operations") for i, name in enumerate(frame.columns)}
@@ -367,7 +326,7 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
 
 def events_input(fields: Fields, number: str, markers: Markers = NO_MARKERS) -> DataFrame:
     frame, config, scope = fields.frame, fields.options.completions, fields.scope()
-    columns = fields.of_events(number)
+    columns = event_columns(fields, number)
     for i, name in enumerate(carried_columns(fields.options, frame.columns).values()):
         columns[f"p{i}"] = field_column(frame, name, "completions.columns")
     if scope is not None:
