@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.metrics.progress import batch_line
+from spark_purgatory.metrics.reporters import batch_line
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import DECIDED
 from spark_purgatory.spark.heartbeat import is_theirs

@@ -1,17 +1,87 @@
-"""Reporters of samples: each function returns a `Reporter` for `spark_purgatory.monitor`."""
+"""Reporters of samples, each made by a function for `spark_purgatory.monitor`; the lines of `progress` for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric, Reporter, Sample
-from spark_purgatory.metrics.progress import sample_lines
+from spark_purgatory.readable import readable_ms
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
+
+
+DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")
+SAID_DAY_MS = 86_400_000  # a watermark further behind the clock is of old data: its date shows that
+Numbers = tuple[str, int, int | str, int | str]  # a micro-batch, rows in, decided, waiting; a text if not exact
+
+
+def batch_line(
+    at: datetime, numbers: Numbers, took_ms: float, watermark_ms: float | None, by_status: Mapping[str, float]
+) -> str:
+    """Return the line of a micro-batch that ended ``at`` a time; ``by_status`` has the sums so far."""
+    seconds = took_ms / 1000
+    time, lag = "none yet", ""
+    if watermark_ms is not None:
+        time, lag_ms = f"{_time(watermark_ms):%Y-%m-%d %H:%M:%S}", at.timestamp() * 1000 - watermark_ms
+        lag = f" UTC ({readable_ms(lag_ms)} behind the clock)" if 0 < lag_ms < SAID_DAY_MS else " UTC"
+    batch, rows_in, decided, waiting = (each if isinstance(each, str) else f"{each:,}" for each in numbers)
+    outcomes = ", ".join(f"{status} {count:,.0f}" for status, count in by_status.items())
+    speed, took = f"{numbers[1] / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
+    return (
+        f"{at.astimezone():%H:%M:%S} batch {batch}: {rows_in} rows in, {decided} decided, {waiting} waiting, "
+        f"{speed} rows/s, took {took}, watermark {time}{lag}, this run {outcomes or 'no outcomes yet'}"
+    )
+
+
+def sample_lines(before: Sample | None, sample: Sample) -> list[str]:
+    """Return lines about a sample's micro-batch, and about drains that have ended and begun since the last sample."""
+    line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
+    drains = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}" for text in drains]
+    return [line, *drains] if line else drains
+
+
+def _line_of(before: Sample | None, sample: Sample) -> str | None:
+    """Return the line of a sample's micro-batch; None if the micro-batch did nothing, or has a line already."""
+    if before is not None and before.batch == sample.batch:
+        return None
+    flat, by_status = sample.flat(), _by_status(sample)
+    rows_in, done = int(flat["batch_input_rows"]), int(sum(by_status.values()))
+    decided: int | str = done - int(sum(_by_status(before).values())) if before or flat["batches_total"] == 1 else "?"
+    if before is not None and not rows_in and not decided:
+        return None
+    waiting: int | str = f"about {flat['pending']:,.0f}" if "pending" in flat else "?"
+    if flat["batches_total"] == sample.batch + 1:  # Every micro-batch of the checkpoint was counted.
+        waiting = int(flat.get("operations_received_total", 0)) - done
+    watermark_ms = sample.time_ms - flat["watermark_lag_ms"] if "watermark_lag_ms" in flat else None
+    numbers = (str(sample.batch), rows_in, decided, waiting)
+    return batch_line(_time(sample.time_ms), numbers, flat["batch_duration_ms"], watermark_ms, by_status)
+
+
+def _drains(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Return texts about drains that have ended since the last sample, and about one that has begun."""
+    drains, rows, files = (now.get(name, 0) - before.get(name, 0) for name in DRAINED)
+    texts, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
+    if drains:
+        what = f"drain {done:.0f} ended" if drains == 1 else f"{drains:.0f} drains ended, the last"
+        written = f"{rows:,.0f} rows in {files:,.0f} file{'s' * (files != 1)}"
+        texts.append(f"{what} after {readable_ms(now['drain_duration_ms'])}: {written}")
+    if draining and (drains or not before.get("draining_rows")):
+        texts.append(f"drain {done + 1:.0f} began: {draining:,.0f} rows")
+    return texts
+
+
+def _by_status(sample: Sample | None) -> dict[str, float]:
+    found = {} if sample is None else sample.values.get("outcomes_total", {})
+    return {labels[0].upper(): count for labels, count in found.items() if count}
+
+
+def _time(ms: float) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def progress() -> Reporter:
