@@ -120,13 +120,8 @@ def options_of(declared: type[Any]) -> dict[str, Declared]:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """Return the values of a type like ``Literal["early", "final"]`` or ``bool | Literal["all"]``; else nothing."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    if get_origin(kind) in (typing.Union, UnionType):
-        members = [(False, True) if member is bool else choices_of(member) for member in get_args(kind)]
-        return sum(members, ()) if all(members) else ()
-    return ()
+    """Return the values of a type like ``Literal["early", "final"]``; else nothing."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, cast
+from typing import ClassVar, Literal, cast
 
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, Options, Shown, TimeOut, is_column
 from spark_purgatory.config.units import Duration, Size, is_duration, not_a_duration, reads_like_a_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
-
-
-class NamedPurgatory(Protocol):
-    """The part of a `Purgatory` that an input's options need."""
-
-    @property
-    def name(self) -> str:
-        """The name of its counters in the query."""
-
-    @property
-    def host(self) -> str:
-        """Spark's operator with its state."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -66,7 +54,7 @@ class Operations(Options):
     deadline: ColumnLike | None = None
     watermark: Duration | None = None
     idle_after: Duration | None = None
-    outcomes_of: NamedPurgatory | None = None
+    outcomes_of: PurgatoryOptions | None = None
     removed_columns: Names = ()
     exclude: Names = ()
 
@@ -143,7 +131,7 @@ class Completions(Options):
     columns: Names = ()
     watermark: Duration | None = None
     idle_after: Duration | None = None
-    outcomes_of: NamedPurgatory | None = None
+    outcomes_of: PurgatoryOptions | None = None
 
     section: ClassVar[str] = "completions."
     python_only: ClassVar[tuple[str, ...]] = ("outcomes_of",)
@@ -270,7 +258,7 @@ class PurgatoryOptions(Options):
         return adds_up and self.completions.event_id is None
 
     def explain(self) -> str:
-        """Return the rules in words: what waits, what completes it, which events count, when it expires; an example."""
+        """Return the rules in words: what waits, what completes it, which events count, and when it expires."""
         texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
         lines = (textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
         return Shown("\n".join(lines))
@@ -331,20 +319,4 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
         if options.emit == "early"
         else "when no earlier event can come, so that the order of arrival changes nothing",
     }
-    rules |= {"example": _example(options)} if is_duration(operations.timeout) else {}
     return {name: f"{text.removesuffix('.')}." for name, text in rules.items()}
-
-
-def _example(options: PurgatoryOptions) -> str:
-    sides, end_us = (options.operations, options.completions), options.operations.us_of("timeout")
-    text = f"created at 12:00:00, its deadline is {_clock(end_us)}. Without events it is EXPIRED there"
-    if any(side.watermark is None for side in sides):
-        return text
-    reached = (_clock(end_us + side.us_of("watermark")) for side in sides)
-    return text + ", once operations have reached {} and completions {}".format(*reached)
-
-
-def _clock(us_after_noon: int) -> str:
-    days, second = divmod(us_after_noon // 1_000_000 + 43_200, 86_400)
-    later = f" {days:,} day{'s' * (days > 1)} later" if days else ""
-    return f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}{later}"

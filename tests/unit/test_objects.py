@@ -53,7 +53,7 @@ def test_help_begins_with_bare_types(shown: type) -> None:
     assert "emit: Literal['early', 'final'] = 'early'" in str(inspect.signature(Purgatory)).replace('"', "'")
 
 
-def test_the_rules_are_explained_with_an_example_that_holds() -> None:
+def test_the_rules_are_explained() -> None:
     lines = purgatory().explain().splitlines()
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 88
@@ -63,8 +63,6 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
         "completes at the first event on any of its keys (criteria.any_key())",
         "counts an event from `ordered_at` to the deadline, both included.",
         "While operations or completions are silent, nothing expires: give idle_after.",
-        "its deadline is 12:30:00. Without events it is EXPIRED there, once operations have reached 12:40:00 and "
-        "completions 13:30:00.",
     ):
         assert part in text
     assert "there is no event_id" not in text
@@ -74,6 +72,6 @@ def test_the_rules_are_explained_with_an_example_that_holds() -> None:
     by_column = replace(purgatory().operations, timeout="patience", timeout_unit="minutes", idle_after="1 minute")
     other = " ".join(purgatory(operations=by_column, lookback="5 minutes").explain().split())
     assert "waits `patience` minutes from" in other and "from 5 minutes before `ordered_at`" in other
-    assert "While completions are silent" in other and "example" not in other
+    assert "While completions are silent" in other
     due = replace(purgatory().operations, timeout=None, deadline="due")
     assert "waits until `due` from" in purgatory(operations=due).explain()

@@ -106,7 +106,7 @@ def _is_called_from(wanted: Callable[[str], bool]) -> bool:
 def ticks(options: PurgatoryOptions) -> bool:
     """Return True if every micro-batch has rows: heartbeats of an input, or of an earlier purgatory's input."""
     sides = options.operations, options.completions
-    firsts = (side.outcomes_of for side in sides if isinstance(side.outcomes_of, PurgatoryOptions))
+    firsts = (side.outcomes_of for side in sides if side.outcomes_of is not None)
     return any(side.idle_after is not None for side in sides) or any(map(ticks, firsts))
 
 
