@@ -393,7 +393,7 @@ def test_a_criterion_is_named_in_the_specification_and_in_one_table() -> None:
     """So that another one is an entry there and nothing else."""
     outside = {path: source for path, source in sources(PACKAGE).items() if "/core/spec/" not in path}
     wrong = [f"{path}:{line}" for path, source in outside.items() for line in rules_named(source)]
-    assert not wrong, f"ask `RULE_NEEDS` or `TRAITS` what the rule is like: {wrong}"
+    assert not wrong, f"ask `criteria` or `TRAITS` what the rule is like: {wrong}"
     assert rules_named("TRAITS = {Rule.LEVEL: 1}\nif rule == Rule.LEVEL:\n    pass") == [2]
 
 

@@ -194,18 +194,9 @@ def counts_as_decimals(counts: Floats, scale: int) -> pa.Array:
     return pa.array(held, pa.decimal128(LARGEST_SCALE, scale)).take(pa.array(places))
 
 
-def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
-    """Return needs in the width of ``values``, and flags of those that no value of it reaches; None if all can be."""
-    if is_wide(needs) == is_wide(values):
-        return needs, None
-    if is_wide(values):
-        return widened(needs), None
-    words = np.ascontiguousarray(needs).view(">u8").reshape(-1, 2)
-    high = (words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
-    low = words[:, 1].astype(np.uint64).view(np.int64)
-    above, below = (high > 0) | ((high == 0) & (low < 0)), (high < -1) | ((high == -1) & (low >= 0))
-    # The lowest 64-bit number is no value: every value is at least the next one.
-    return np.where(below, NO_UNITS + 1, np.maximum(low, NO_UNITS + 1)), above
+def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return both in one width: a need beyond 64 bits is compared with values of 16 bytes."""
+    return (needs, values) if is_wide(needs) == is_wide(values) else (widened(needs), widened(values))
 
 
 def stored(values: Numbers) -> Numbers:

@@ -388,19 +388,18 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
     satisfied_us[inputs.has(LEVELLED)[inputs.owner]] = MAX_TIME_US
     after_deadline = (inputs.deadline_us < inputs.from_us)[inputs.owner]
     for span in (each.where(~after_deadline[each.owner]) for each in history):
-        running = span.segment.running_max
-        needs, beyond = comparable(inputs.level_need[span.owner], running)
+        needs, running = comparable(inputs.level_need[span.owner], span.segment.running_max)
         at = bisect_within(running, span.group_start, span.high, needs, after=False)
-        reached = np.flatnonzero(at < span.high if beyond is None else (at < span.high) & ~beyond)
+        reached = np.flatnonzero(at < span.high)
         owner = span.owner[reached]
         time_us = span.segment.time_us[at[reached]]
         time_us = np.where(time_us < inputs.from_us[inputs.owner[owner]], MIN_TIME_US, time_us)
         np.minimum.at(satisfied_us, owner, time_us)
     if after_deadline.any() and history:
         owner, largest, time_us = _last_maxima([each.where(after_deadline[each.owner]) for each in history])
-        needs, beyond = comparable(inputs.level_need[owner], largest)
+        needs, largest = comparable(inputs.level_need[owner], largest)
         in_time = (largest >= needs) & (time_us <= inputs.deadline_us[inputs.owner[owner]])
-        satisfied_us[owner[in_time if beyond is None else in_time & ~beyond]] = MIN_TIME_US
+        satisfied_us[owner[in_time]] = MIN_TIME_US
 
 
 def _last_maxima(spans: list[Spans]) -> tuple[Int64s, Numbers, Int64s]:

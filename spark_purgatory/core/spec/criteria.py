@@ -14,32 +14,14 @@ from typing import ClassVar
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class RuleNeeds:
-    """The inputs that a rule needs; `evaluation` evaluates it."""
-
-    by_key: bool  # it is satisfied key by key: its operations have missing keys
-    values: bool = False  # it reads the events' values
-    whole: bool = False  # it needs a whole number from 1, of keys or of events
-    adds_up: bool = False  # it adds values, none of them negative; the smallest of redeliveries at one time counts
-    levels: bool = False  # each key has a level to reach, also by events from before the operation
-    at_deadline: bool = False  # the deadline decides: until then more events may count
-
-
-RULE_NEEDS = {
-    Rule.ANY_KEY: RuleNeeds(by_key=True),
-    Rule.ALL_KEYS: RuleNeeds(by_key=True),
-    Rule.QUORUM: RuleNeeds(by_key=True, whole=True),
-    Rule.COUNT: RuleNeeds(by_key=False, whole=True),
-    Rule.SUM_AT_LEAST: RuleNeeds(by_key=False, values=True, adds_up=True),
-    Rule.LEVEL: RuleNeeds(by_key=True, values=True, levels=True),
-    Rule.UNTIL_DEADLINE: RuleNeeds(by_key=True, at_deadline=True),
-}
-KEYED, VALUED, COUNTED, ADDING, LEVELLED, AT_DEADLINE = (
-    tuple(rule for rule, needs in RULE_NEEDS.items() if getattr(needs, what))
-    for what in ("by_key", "values", "whole", "adds_up", "levels", "at_deadline")
-)
+# What a rule needs. `evaluation` evaluates it.
+KEYED = (Rule.ANY_KEY, Rule.ALL_KEYS, Rule.QUORUM, Rule.LEVEL, Rule.UNTIL_DEADLINE)
+"""It is satisfied key by key: its operations have missing keys."""
+VALUED = (Rule.SUM_AT_LEAST, Rule.LEVEL)  # it reads the events' values
+COUNTED = (Rule.QUORUM, Rule.COUNT)  # it needs a whole number from 1, of keys or of events
+ADDING = (Rule.SUM_AT_LEAST,)  # it adds values, none of them negative; the smallest of redeliveries at one time counts
+LEVELLED = (Rule.LEVEL,)  # each key has a level to reach, also by events from before the operation
+AT_DEADLINE = (Rule.UNTIL_DEADLINE,)  # the deadline decides: until then more events may count
 NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in (*COUNTED, *VALUED))  # rules that need a number
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62  # within these, sums of doubles are exact in every digit (`numbers`)
 
