@@ -22,7 +22,7 @@ SHORT = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)")
 """A name of ours in a docstring or a comment; names of others stand between two signs each."""
 FILE = re.compile(r"`((?:tests|docs|conf|jobs|benchmarks|spark_purgatory)/[\w./-]+\.\w+)`")
 PAIR = re.compile(r"`([\w/]+/\w+)(?:\.py)?` \(((?:`\w+(?:\.\w+)*`(?:, | and )?)+)\)")
-"""A module and what is in it: `core/kafka/purgatory` (`TRANSITIONS`, `advance`)."""
+"""A module and what is in it: `core/kafka/purgatory` (`Watchers`, `advance`)."""
 PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
 
 
@@ -160,8 +160,8 @@ def test_every_reference_leads_somewhere() -> None:
         ("docs/made_up.md", "# Here\n\nsee [below](#nowhere)", "#nowhere"),
         ("docs/made_up.md", "see `tests/nothing.py`", "tests/nothing.py"),
         ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
-        ("docs/made_up.md", "`core/kafka/purgatory` (`TRANSITIONS`, `validate`)", "no `validate`"),
-        ("docs/made_up.md", "`core/kafka/nothing` (`TRANSITIONS`)", "no `TRANSITIONS`"),
+        ("docs/made_up.md", "`core/kafka/purgatory` (`Watchers`, `validate`)", "no `validate`"),
+        ("docs/made_up.md", "`core/kafka/nothing` (`Watchers`)", "no `Watchers`"),
         ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
     ],
 )

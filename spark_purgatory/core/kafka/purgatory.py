@@ -5,8 +5,8 @@ An operation completes exactly once: by a criterion that is met when it is tried
 the caller's `DelayedOperations`. An operation does not complete by itself when its criterion comes true: a check of one
 of its watch keys must try it.
 
-Operations are *rows*, numbered in the order of registration. A row's state is a byte, and ``TRANSITIONS`` lists its
-changes. Kafka takes one call at a time. Here the rows of an array are taken in order with the same result, because
+Operations are *rows*, numbered in the order of registration. A row waits, and then has ended for good. Kafka takes one
+call at a time. Here the rows of an array are taken in order with the same result, because
 criteria may not change within a call. Kafka's second evaluation after watching, which closes a race with other threads,
 is therefore left out. The timer runs a task at ``deadline < clock + tick``, up to a tick early, as Kafka's does.
 
@@ -167,8 +167,6 @@ class Watchers:
 
 COMPACT_FLOOR = 1024  # ended rows below which compacting does not pay
 WAITING, ENDED = 0, 1
-# (state, event) -> state; any other pair changes nothing and is answered with False.
-TRANSITIONS = {(WAITING, "complete"): ENDED, (WAITING, "expire"): ENDED}
 
 
 class DelayedOperations(Protocol):
@@ -326,7 +324,7 @@ class DelayedOperationPurgatory:
     def _end(self, rows: Int64s, event: str) -> None:
         if not len(rows):
             return
-        self.state.writable[rows] = TRANSITIONS[WAITING, event]
+        self.state.writable[rows] = ENDED
         self.ended += len(rows)
         if event != "expire":
             self.timer.cancel(rows)
