@@ -22,7 +22,7 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import blob, frame, shard_head, step_log
 from spark_purgatory.core.state.blob import decode, encode
-from spark_purgatory.core.state.engine_snapshot import differences, inspect, restore, waiting_schema
+from spark_purgatory.core.state.engine_snapshot import differences, inspect, restore
 from spark_purgatory.core.state.step_log import ShardState, Step
 from spark_purgatory.errors import StateError, StateMismatchError
 from spark_purgatory.job.config_file import load_config
@@ -102,7 +102,7 @@ def _state_of(contents: bytes) -> bytes:
     return _state(struct.pack("<Q", len(stream)) + stream)
 
 
-WITHOUT_QUERY = (blob.read_metadata, waiting_schema, partial(differences, SPECS[0], shards=1), inspect)
+WITHOUT_QUERY = (blob.read_metadata, partial(differences, SPECS[0], shards=1), inspect)
 
 
 def _read_state(state: bytes) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,18 +17,16 @@ from spark_purgatory.core.engine.evaluation import EvaluationInput
 from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.spec.codes import RULES, Rule
-from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.core.state import engine_snapshot
-from spark_purgatory.core.state.engine_snapshot import differences, save_segment
+from spark_purgatory.core.state.engine_snapshot import save_segment
 from tests.support.engine_driver import Shards
 from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, carrying, draw, is_seen, noted, on_time, spec_of, told
-from tests.support.now_and_then import EVERY_CASE, each_commit, examples
+from tests.support.now_and_then import EVERY_CASE, examples
 from tests.support.oracle import KINDS, Evidence, decide
 from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)
-LARGEST: dict[str, Any] = {"whole_operations": False, "evidence": Evidence((), 100, largest=True)}
 
 
 def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
@@ -82,34 +79,6 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
     for seed in range(40 if EVERY_CASE else 14):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
     assert len(sizes) > 3, "few operations were resolved in parts"
-
-
-@pytest.mark.parametrize("rule", each_commit([*RULES, "mixed"], keeps=lambda rule: rule in ("count", "mixed")))
-def test_the_largest_event_is_refused_while_an_operation_may_count_events_kept_without_values(rule: str) -> None:
-    columns, refused, accepted = pa.schema([pa.field("value", pa.float64())]), 0, 0
-    for seed in range(80 if EVERY_CASE else 12):
-        rng, world, criterion = draw(seed, rule, several=False, worlds=4)
-        lookback_us = rng.choice((0, 2 * STEP_US))
-        expected = decide(*world, doubles=True, **LARGEST, criterion=criterion, lookback_us=lookback_us)
-        shards = Shards(spec_of(criterion, final=True, lookback_us=lookback_us), 2)
-        plain, stage, outcomes = shards.spec, rng.choice((0, 1)), list[Any]()
-        by_time = replace(plain, event_columns=columns, evidence=Carried(True, True))
-        by_value = replace(by_time, evidence=Carried(True, True, largest=True))
-        for batch in on_time(rng, world, lookback_us):
-            if stage == 2:
-                outcomes += shards.step(*batch)
-                continue
-            shards.step(*batch)
-            if stage == 0:
-                stage = rng.choice((0, 1))
-            elif why := [text for blob in shards.blobs if blob for text in differences(by_value, blob, 2)]:
-                assert all("evidence_order='value'" in text for text in why)
-                refused += 1
-            else:
-                stage, accepted = 2, accepted + 1
-            shards.spec = (plain, by_time, by_value)[stage]
-        assert not told(outcomes) - told(expected), seed
-    assert refused and accepted, (refused, accepted)
 
 
 def redelivered_twice(patch: pytest.MonkeyPatch) -> None:

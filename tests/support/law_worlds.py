@@ -260,7 +260,8 @@ def noted(rng: random.Random, world: World) -> World:
 def carrying(spec: EngineSpec, most: int, largest: bool = False) -> EngineSpec:
     """The spec with values and notes of events in its outcomes."""
     columns = pa.schema([pa.field("value", pa.float64()), pa.field("note", pa.string())])
-    return replace(spec, event_columns=columns, evidence=Carried(True, True, most, largest))
+    order: Any = "value" if largest else "time"
+    return replace(spec, event_columns=columns, evidence=Carried(True, True, most), evidence_order=order)
 
 
 def named(event: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.state.blob import BLOCK, GROUP, coded_size, decode, encode
-from spark_purgatory.core.state.encodings import (
+from spark_purgatory.core.state.blob import (
+    BLOCK,
     DELTA,
     FRAME_OF_REFERENCE,
+    GROUP,
     PLAIN,
     SPLIT_FLOOR,
     WIDEST,
+    coded_size,
+    decode,
+    encode,
     join_bytes,
     pack,
     split_bytes,

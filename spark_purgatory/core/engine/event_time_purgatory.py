@@ -58,7 +58,7 @@ class EventTimePurgatory:
         self.spec = spec
         self.events = ShardEvents(spec)
         self.outcomes = Outcomes(spec)
-        timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=MIN_TIME_US // 1000)
+        timer = SystemTimer(spec.tick_ms, start_ms=MIN_TIME_US // 1000)
         self.purgatory = DelayedOperationPurgatory(timer, purge_interval=0, compact_share=COMPACT_SHARE)
         self.rows = OperationTable(spec, self.purgatory.watchers)
         self.deduplication = Deduplication(spec, self.rows, self.purgatory)

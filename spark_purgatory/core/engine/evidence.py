@@ -171,10 +171,11 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     """Return the event columns of chosen rows, (n,) bool, by name; a column of nulls is left out."""
     spec = resolver.spec
     assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
-    if status == Status.EXPIRED and not (spec.evidence.largest or spec.evidence.lists_all):
+    by_value = spec.evidence_order == "value"
+    if status == Status.EXPIRED and not (by_value or spec.evidence.lists_all):
         return {}
     asked = _Asked.of(resolver, status, resolutions, chosen)
-    if spec.evidence.largest:
+    if by_value:
         decided = Deliveries.joined(asked.listed(1))
     else:
         met = resolutions.result.met_us[chosen] == asked.resolved_us
@@ -232,14 +233,13 @@ class _Asked:
 
     def listed(self, most: int) -> list[Deliveries]:
         """Return the first ``most`` events that counted for each operation in its order, in parts of operations."""
-        evidence = self.resolver.spec.evidence
-        assert evidence is not None, "bug: a query whose outcomes carry no events"
+        by_value = self.resolver.spec.evidence_order == "value"
         spans = [self._cut(span) for span in self.spans]
         costs = np.zeros(len(self.rows), np.int64)
         for span in spans:
             counts = span.high - span.low
-            np.add.at(costs, self.inputs.owner[span.owner], counts if evidence.largest else np.minimum(counts, most))
-        found, first = [], self._largest if evidence.largest else self._earliest
+            np.add.at(costs, self.inputs.owner[span.owner], counts if by_value else np.minimum(counts, most))
+        found, first = [], self._largest if by_value else self._earliest
         for part in parts_of(costs, MAX_LAID_OUT):
             mine = np.zeros(len(self.rows), bool)
             mine[part] = True
@@ -361,9 +361,8 @@ class _Asked:
         for i, segment in enumerate(laid.segments):
             mine = np.flatnonzero(levels & (laid.segment == i))
             if len(mine) and segment.value is not None:
-                values = segment.value[laid.at[mine]]
-                needs, beyond = comparable(self.inputs.level_need[laid.entry[mine]], values)
-                reaches[mine] = (values >= needs) if beyond is None else (values >= needs) & ~beyond
+                needs, values = comparable(self.inputs.level_need[laid.entry[mine]], segment.value[laid.at[mine]])
+                reaches[mine] = values >= needs
         return reaches
 
     def _at_count(self, chosen: Bools) -> Deliveries:

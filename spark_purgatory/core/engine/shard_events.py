@@ -39,7 +39,7 @@ from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventS
 from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventKind, EventMark, EventRejection, Status, among
 from spark_purgatory.core.spec.criteria import ADDING, LEVELLED, any_key
-from spark_purgatory.core.spec.engine_spec import VALUE, EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
 
 REASONS = (  # Reasons why an event counted for no operation. The first mark that an event has gives its reason
@@ -370,20 +370,10 @@ class ShardEvents:
         self.log = EventLog()
         self.controls = ControlLog()
         self.orphans = OrphanEvents(spec)
-        self.unvalued_until_us: int | None = None  # the latest completion that was kept without its value for outcomes
 
     def other_logs(self) -> dict[str, dict[LogKey, EventLog]]:
         logs = {"control": self.controls.logs, "unmatched": self.orphans.unmatched.logs}
         return logs | {"ended": self.orphans.ended.logs, "past": self.orphans.past.logs}
-
-    def latest_unvalued_us(self) -> int | None:
-        """Return the time of the latest completion whose value outcomes may need and do not have; None if none is."""
-        evidence, columns = self.spec.evidence, self.spec.event_columns
-        if evidence is not None and evidence.largest:
-            return None
-        if columns is not None and VALUE in columns.names:
-            return self.unvalued_until_us
-        return max((int(segment.time_us.max()) for segment in self.log.segments), default=None)
 
     def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         """Keep the events of a batch, and return a segment with a group for each of their keys."""

@@ -58,17 +58,6 @@ class TimingWheel:
         self.spans: list[int] = [1]
         self.rings: list[int] = [0]  # by level; bit c is set if the bucket numbered c modulo ``wheel_size`` is queued
 
-    @property
-    def queued(self) -> list[Bools]:
-        """The rings as flags, (wheel_size,) bool per level."""
-        size = (self.wheel_size + 7) // 8
-        packed = [np.frombuffer(ring.to_bytes(size, "little"), np.uint8) for ring in self.rings]
-        return [np.unpackbits(ring, count=self.wheel_size, bitorder="little").astype(bool) for ring in packed]
-
-    @queued.setter
-    def queued(self, flags: list[Bools]) -> None:
-        self.rings = [bits_of(ring) for ring in flags]
-
     def reaches(self, furthest: int) -> Int64s:
         """Return the first tick beyond each level, (levels,). Levels are added until one reaches ``furthest``."""
         while self._reach(self.spans[-1]) <= min(furthest, FOREVER - 1):

@@ -17,9 +17,9 @@ from spark_purgatory.errors import ConfigError
 Orphans = Literal["none", "control", "all"]  # events that become ORPHAN rows if they count for no operation
 ROLES = ("id", "keys", "created_us", "deadline_us")  # engine columns that may be payload columns and are stored once
 AS_THEY_ARE = (  # Fields that a fingerprint has under their names
-    "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
+    "lookback_us tick_ms identity_width operation_ids whole_operations event_ids orphans key_prefix evidence_order"
 ).split()
-MOVABLE = ("need", "tick_ms", "wheel_size")  # fields of a fingerprint that a move may change
+MOVABLE = ("need", "tick_ms")  # fields of a fingerprint that a move may change
 OPTION = {"need": "criterion", "key_prefix": "scope", "identity_width": "id or keys", "whole_operations": "keys, scope"}
 MOVES = "or move the checkpoint (spark-purgatory move)"
 
@@ -29,7 +29,6 @@ class Evidence:
     has_value: bool = False  # the first of the events' columns is their value
     lists_all: bool = False  # outcomes carry all relevant events, and not only the one that decided
     most: int = 100  # events that one outcome lists at most: the first in its order
-    largest: bool = False  # events are ordered by their values, the largest first, and not by their times
 
 
 VALUE = "value"  # the field of an event in an outcome that has its value
@@ -49,7 +48,6 @@ class EngineSpec:
     final: bool = False
     lookback_us: int = 0
     tick_ms: int = 1
-    wheel_size: int = 20
     identity_width: int = 1  # 1: the id identifies an operation; 2: the id and its watch key, if rows go by key
     operation_ids: bool = False  # events may apply to one operation, by its id
     whole_operations: bool = False  # an event may apply to one operation with all its keys, by its id and a null key
@@ -67,6 +65,7 @@ class EngineSpec:
     texts: tuple[tuple[str, str], ...] = ()  # argument, type behind its texts; equal if equal values have one text
     zone: str | None = None  # the session's time zone, if created, deadline or time is without one and is read in it
     evidence: Evidence | None = None  # None: outcomes carry no events
+    evidence_order: Literal["time", "value"] = "time"  # of these events; by value the largest is first
     event_columns: pa.Schema | None = field(default=None, hash=False)  # the columns kept of events besides key and time
     clock_delay_ms: int = 0  # how far its clock is behind the query's watermark: the delay of `outcomes_of`
     removed_columns: tuple[str, ...] = ()  # columns that the query gives up (`Operations.removed_columns`)

@@ -5,8 +5,8 @@ is derived again: the rows of entries, the entries that are listed, ticks of tim
 
 Segments of logs are arrays and tables, and each has a table of the columns of events that outcomes carry. A query that
 keeps other columns matches them by name, like the operations' own columns (`payload`). A column that the query no
-longer names is dropped, because nothing else reads it. A new one is null in events from before. So a query that orders
-events by value has to wait until none of these counts.
+longer names is dropped, because nothing else reads it. A new one is null in events from before. So the order of
+events is a setting that a restart cannot change.
 """
 
 from __future__ import annotations
@@ -32,17 +32,11 @@ from spark_purgatory.core.kafka.timing_wheel import FOREVER, UNARMED, SystemTime
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, Evidence, difference, other_zone, spec_of
-from spark_purgatory.core.state.blob import WHAT, Tables, other_shards, read_blob, shard_count, write_blob
-from spark_purgatory.core.state.encodings import Arrays
+from spark_purgatory.core.state.blob import WHAT, Arrays, Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.frame import decoding
 from spark_purgatory.core.state.payload import Comparison, StoredPayload, matched, sent
 from spark_purgatory.errors import LimitError, StateMismatchError
 
-UNVALUED = (
-    "evidence_order='value': the checkpoint has events without their values, because outcomes carried none when they "
-    "arrived, and operations may still count them: set evidence='all' and evidence_order='time' until the operations "
-    "that wait now have their outcomes"
-)
 EVENT_LOGS = ("control", "unmatched")  # owners of logs of events, besides that of completions
 
 
@@ -75,18 +69,7 @@ def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Table
     """Return the changes that the columns carried by outcomes do not allow, each with its remedy."""
     held = [tables[name] for name in _event_tables(facts, tables) if name in tables] if spec.event_columns else []
     matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
-    found = [f"completions.columns: {text}" for each in matched for text in each.differences()]
-    return found + ([UNVALUED] if _lacks_values(spec, facts) else [])
-
-
-def _lacks_values(spec: EngineSpec, facts: dict[str, Any]) -> bool:
-    """Return True if the query orders events by value, and an operation may count one that was kept without it."""
-    until_us = facts["unvalued_until_us"]
-    if until_us is None or spec.evidence is None or not spec.evidence.largest:
-        return False
-    oldest_us, watermark_us = facts["gauges"]["oldest_us"], 1000 * facts["numbers"]["watermark_ms"]
-    first_us = watermark_us + 1 if oldest_us is None else min(oldest_us, watermark_us + 1)
-    return bool(until_us >= first_us - spec.lookback_us)
+    return [f"completions.columns: {text}" for each in matched for text in each.differences()]
 
 
 def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
@@ -176,14 +159,12 @@ def save_timer(timer: SystemTimer, usual_tick: Int64s, arrays: Arrays) -> None:
     if not np.array_equal(timer.armed_tick.values, usual_tick):
         armed = timer.armed_tick.values != UNARMED
         arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]
-    arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
 
 
-def restore_timer(timer: SystemTimer, counts: dict[str, int], usual_tick: Int64s, arrays: Arrays) -> None:
-    wheel, levels = timer.wheel, counts["wheel_levels"]
-    wheel.clock = counts["wheel_clock"]
-    wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
-    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
+def restore_timer(timer: SystemTimer, counts: dict[str, Any], usual_tick: Int64s, arrays: Arrays) -> None:
+    wheel = timer.wheel
+    wheel.clock, wheel.rings = counts["wheel_clock"], counts["wheel_rings"]
+    wheel.spans = [wheel.wheel_size**level for level in range(len(wheel.rings))]
     armed_tick = usual_tick
     if "timer.armed" in arrays:
         armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
@@ -298,17 +279,6 @@ def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> E
     )
 
 
-@decoding(WHAT)
-def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
-    """Return the payload's columns, without types if nothing waits; whether something does; and the query's spec."""
-    facts, arrays, tables = read_blob(blob)
-    names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
-    if PAYLOAD not in tables:
-        return pa.schema([pa.field(name, pa.null()) for name in names]), False, spec
-    held = tables[PAYLOAD][0].schema
-    return pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)]), True, spec
-
-
 def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
     counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
@@ -330,7 +300,6 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
         parts = (f"{name}.{i}" for i in range(segments))
         return EventLog([restore_segment(part, arrays, tables) for part in parts], kept)
 
-    engine.events.unvalued_until_us = facts["unvalued_until_us"]
     engine.events.log = restored_log("log", counts["segments"], counts["log_kept"])
     for n, each in enumerate(facts["logs"]):
         key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
@@ -415,7 +384,7 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
         "ended": purgatory.ended,
         "estimated_total": purgatory.estimated_total,
         "wheel_clock": purgatory.timer.wheel.clock,
-        "wheel_levels": len(purgatory.timer.wheel.spans),
+        "wheel_rings": purgatory.timer.wheel.rings,
         "segments": len(log.segments),
         "log_kept": log.kept,
     }
@@ -429,7 +398,6 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
         "zone": spec.zone,
         "event_columns": None if spec.event_columns is None else spec.event_columns.names,
         "event_value": spec.evidence is not None and spec.evidence.has_value,
-        "unvalued_until_us": engine.events.latest_unvalued_us(),
         "numbers": counts,
         "tally": tally_of(engine),
         "gauges": gauges_of(engine),

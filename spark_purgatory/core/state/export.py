@@ -232,18 +232,8 @@ def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
         log = EventLog([_segment(engine.spec, kept_as, key, events.filter(chosen))])
         if kept_as == LOG:
             engine.events.log = log
-            engine.events.unvalued_until_us = _unvalued_until_us(engine.spec, events.filter(chosen))
         else:
             engine.events.other_logs()[kept_as][key] = log
-
-
-def _unvalued_until_us(spec: EngineSpec, rows: pa.Table) -> int | None:
-    if spec.evidence is None or not spec.evidence.has_value:
-        return None
-    columns = plain(rows)
-    unvalued = columns["time_us"].filter(columns["columns"].flatten()[0].is_null())
-    latest: int | None = pc.max(unvalued).as_py()
-    return latest
 
 
 def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:

@@ -19,7 +19,7 @@ from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
-from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
+from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload import conform, matched
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
@@ -225,8 +225,10 @@ def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
 
 def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]:
     """Yield (the payload's schema, with void columns if nothing waits; if something waits; our columns) of a shard."""
-    schema, waits, spec = waiting_schema(state.blob())
-    yield schema_text(schema), waits, schema_text(pa.schema(waiting_fields(spec)))
+    engine, names = inspect(state.blob())
+    held = engine.rows.payload.kind or [pa.field(name, pa.null()) for name in names]
+    own = pa.schema([field.with_name(name) for field, name in zip(held, names, strict=True)])
+    yield schema_text(own), engine.rows.payload.kind is not None, schema_text(pa.schema(waiting_fields(engine.spec)))
 
 
 def waiting_rows(

@@ -95,7 +95,7 @@ def plan_for(
     Without ``type_of_event`` the completions are unknown. ``zone`` is the session's. Raises ConfigError for columns
     that do not fit.
     """
-    carried = carried_by(options, schema, type_of_event, event_names, case_sensitive)
+    columns, event_columns, outcomes = carried_by(options, schema, type_of_event, event_names, case_sensitive)
     for name in set(options.operations.names_of("exclude")) - set(schema.names):
         raise not_a_column("operations.exclude", name, schema.names)
     number = field_types.number_of(type_of, type_of_event, options)
@@ -121,19 +121,20 @@ def plan_for(
         id_prefix=key_prefix(types["operations.id"]) if has_scope else 0,
         identity_width=1 if several or is_id else 2,
         roles=field_types.payload_roles(schema, options),
-        columns=carried.of_operations,
+        columns=columns,
         case_sensitive=case_sensitive,
-        event_columns=carried.of_events,
+        event_columns=event_columns,
         sources=payload_sources(options.operations, options.scope),
         texts=kept_texts(types, completions or {}),
         zone=UTC_NAMES.get(zone or "", zone) if field_types.reads_zone(type_of, type_of_event, options) else None,
         removed_columns=options.operations.names_of("removed_columns"),
         deadline_is_sum=options.operations.deadline is None,
         evidence=evidence_of(options),
+        evidence_order=options.evidence_order,
         max_pending=options.max_pending_per_shard,
         max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
-    return Plan(spec, several, carried.outcomes, _is_broadcast(options, several))
+    return Plan(spec, several, outcomes, _is_broadcast(options, several))
 
 
 def _added_rejections() -> Column:
@@ -171,7 +172,8 @@ class Purgatory(PurgatoryOptions):
             ``events``: all that counted up to ``resolved_at``, by time.
         max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` counts all.
         evidence_order: "time" sorts events by time, and ``event`` is the deciding one. "value" sorts by
-            `Completions.value`, largest first, then time, and ``event`` is the first, such as a winning bid.
+            `Completions.value`, largest first, then time, and ``event`` is the first, such as a winning bid. The
+            checkpoint fixes it.
         orphans: Which events that count for no operation become ORPHAN rows: "none", "control" events, or "all", with
             the reason. Outcomes then also have the columns `schema.ORPHAN_COLUMNS`.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
