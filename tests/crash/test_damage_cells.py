@@ -26,7 +26,6 @@ from tests.support.delta_files import delta_rows
 from tests.support.killed_child import A_FILE, COLUMNS, Orders, land
 from tests.support.lanes import BLOB, LOG
 from tests.support.places_world import differences
-from tests.support.replays import Died
 
 IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 LANES = {
@@ -37,6 +36,10 @@ LANES = {
 BEFORE, STAGED = 7, 5
 """Files, and the micro-batch with rows in which the query crashes."""
 OURS = re.compile(rf"\b({'|'.join(name for name in vars(errors) if name.endswith('Error'))}): ")
+
+
+class Died(Exception):
+    """A failpoint was reached."""
 
 
 def removed(path: Path, older: bytes) -> None:
