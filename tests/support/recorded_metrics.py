@@ -41,8 +41,8 @@ Rows = list[tuple[Any, ...]]
 class Shop:
     """A query whose rows are landed step by step, and what it reports."""
 
-    def __init__(self, spark: SparkSession, folder: Path, port: int = PORT) -> None:
-        self.folder, self.lines, self._number, self._port = folder, list[str](), 0, port
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.folder, self.lines, self._number = folder, list[str](), 0
         for name in ("orders", "payments"):
             (folder / name).mkdir(parents=True)
         purgatory = Purgatory(
@@ -63,7 +63,7 @@ class Shop:
             query_name="orders",
         )
         registry = CollectorRegistry()
-        served = metrics.prometheus(port, addr="127.0.0.1", registry=registry)
+        served = metrics.prometheus(PORT, addr="127.0.0.1", registry=registry)
         self._monitor = monitor(self.query, served, gauges_every="5 seconds")
 
     def step(self, phase: str, orders: Rows, payments: Rows) -> None:
@@ -77,7 +77,7 @@ class Shop:
         self._number += 1
         before = self._batches()
         self._until(lambda: self._batches() > before)
-        self.lines.append(json.dumps({"phase": phase, "samples": scraped(self._port)}))
+        self.lines.append(json.dumps({"phase": phase, "samples": scraped()}))
 
     def paid(self, phase: str, step: int, ago: timedelta = timedelta(), late: int = 0) -> None:
         """A step in which each order is paid."""
@@ -96,9 +96,9 @@ class Shop:
             time.sleep(0.02)
 
 
-def scraped(port: int) -> dict[str, float]:
+def scraped() -> dict[str, float]:
     """Every series of ours, as Prometheus would store it."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics").read().decode()
     pairs = (line.rpartition(" ") for line in text.splitlines() if line.startswith("spark_purgatory_"))
     return {series: float(value) for series, _, value in pairs if "_created" not in series}
 
