@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,32 +23,26 @@ from spark_purgatory import (
     monitor,
     pending,
 )
-from tests.support.canary_child import CANARY as PURGATORY_CANARY
-from tests.support.children import run_module
 from tests.support.sink_queries import wait_until
-from tests.support.sink_streams import Stream
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
 CANARY = "canary-7f3a"
 
 
-@pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path).add(1)
-
-
 @pytest.mark.long
-def test_rows_that_pass_leave_no_trace_in_progress_or_names_of_files(stream: Stream) -> None:
-    rows = stream.rows().selectExpr("n", f"concat('{CANARY}', n) AS text")
-    sink = RecordAccumulator(path=str(stream.folder / "table"))
-    query = sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True})
+def test_rows_that_pass_leave_no_trace_in_progress_or_names_of_files(spark: SparkSession, tmp_path: Path) -> None:
+    ids = [f"{CANARY}-{n}" for n in range(8)]
+    landing = Landing(tmp_path).add([operation(id, 1, 90, row=f"row of {id}") for id in ids], [event(ids[0], 2)])
+    sink = RecordAccumulator(path=str(tmp_path / "table"))
+    outcomes, trigger = purgatory().resolve(*landing.frames(spark)), {"availableNow": True}
+    query = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger=trigger)
     query.awaitTermination()
-    assert sink.read(stream.spark).where(f"text like '{CANARY}%'").count() == 10
+    assert sink.read(spark).where(f"id like '{CANARY}%' and row like '%{CANARY}%'").count() == 1
     progress = query.recentProgress
     assert progress
     assert CANARY not in str(progress)
-    names = [str(path.relative_to(stream.folder)) for path in stream.folder.rglob("*")]
+    names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
     assert len(names) > 10
     assert not [name for name in names if CANARY in name]
 
@@ -133,16 +125,3 @@ def test_no_log_line_of_a_monitor_shows_a_row(
     said.append(told(query, tmp_path / "strange", "so it is damaged, or of another program"))
     leaks = [line for lines in said for line in lines.splitlines() if CANARY[:8] in line]
     assert not leaks, leaks[:5]
-
-
-@pytest.mark.spark
-@pytest.mark.long
-@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
-def test_a_purgatory_leaves_no_trace_of_ids_keys_and_payload(host: str, tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="sp") as temporary:  # A path that is short enough for sockets.
-        printed = run_module("tests.support.canary_child", host, str(tmp_path), TMPDIR=temporary)
-    assert json.loads((tmp_path / "told.json").read_text(encoding="utf-8")) == {"COMPLETED": 4, "EXPIRED": 4}
-    assert "max_pending_per_shard" in printed and "numInputRows" in printed and "operations_received_total" in printed
-    assert "MicroBatchExecution" in printed, "Spark's log at INFO"
-    assert "/state/" in printed and "outcomes/part-" in printed, "names of files"
-    assert PURGATORY_CANARY not in printed
