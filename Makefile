@@ -115,7 +115,6 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	EVERY_CASE=1 $(BIN)/python -m pytest tests/unit/test_sink_protocol.py
 	EVERY_CASE=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
-	@$(BIN)/python -m tests.iceberg -m slow $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## Histories of crashes, replays and failing storage without Spark, ten minutes: make simulate SEEDS=0-100000
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(SIMULATE_ARGS)

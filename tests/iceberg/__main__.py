@@ -1,7 +1,6 @@
 """``python -m tests.iceberg [--spark 4.0] [ARGUMENTS]``: pytest on this folder, or on what the arguments name.
 
-It takes a release of Spark that Iceberg has a runtime for, by default the last one, and leaves out the long tests
-unless they are asked for by ``-m slow``.
+It takes a release of Spark that Iceberg has a runtime for, by default the last one.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ def main() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     environment = environment_of(cells[asked.spark])
     what = given if any(word.startswith("tests/") for word in given) else ["tests/iceberg", *given]
-    marks = [] if "-m" in given else ["-m", "not slow"]
-    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *what]
+    command = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what]
     return subprocess.run(command, env=environment.variables(), cwd=ROOT, check=False).returncode
 
 

@@ -1,42 +1,24 @@
-"""What lies around the sink, on Iceberg tables: claims, repair, doctor, metrics, the demo, Spark Connect."""
+"""What lies around the sink, on Iceberg tables: claims, renames, metrics, the demo, a REST catalog."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION, iceberg_package
 from tests.support import iceberg_lake as world
 from tests.support.iceberg_lake import append, cut_at, expire, name, numbers, rewrite
 from tests.support.iceberg_rest import rest_catalog
-from tests.support.remote_client import connect_server
 from tests.support.sink_streams import Stream, every
 
 ROOT = Path(__file__).resolve().parents[2]
-REMOTE = """
-import sys
-from pyspark.sql import SparkSession
-from spark_purgatory import RecordAccumulator
-
-address, folder = sys.argv[1:]
-spark = SparkSession.builder.remote(address).getOrCreate()
-rows = spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
-sink = RecordAccumulator(table="files.t.remote", format="iceberg", partition_by=["part"], linger="0 seconds")
-query = sink.write_stream(rows, checkpoint=f"{folder}/checkpoint", trigger={"availableNow": True})
-query.awaitTermination()
-print(sorted(row["n"] for row in sink.read(spark, staged=True, checkpoint=f"{folder}/checkpoint").collect()))
-"""
 
 
 @pytest.mark.parametrize("catalog", ["files", "db"])
@@ -113,25 +95,3 @@ def test_a_rest_catalog_has_each_row_once_after_runs_that_end_anywhere(
         assert numbers(stream.run(stream.rows()).table()) == every(4)
         expire(spark, name(stream))
         assert numbers(stream.add(1).run(stream.rows()).table()) == every(5)
-
-
-def test_through_spark_connect(tmp_path: Path) -> None:
-    stream = Stream(SparkSession.getActiveSession(), tmp_path / "rows").add(2)  # type: ignore[arg-type]
-    settings = {
-        "spark.jars.packages": str(iceberg_package(pyspark.__version__)),
-        "spark.sql.extensions": EXTENSION,
-        "spark.sql.catalog.spark_catalog": "org.apache.iceberg.spark.SparkSessionCatalog",
-        "spark.sql.catalog.files": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.files.type": "hadoop",
-        "spark.sql.catalog.files.warehouse": str(tmp_path / "files"),
-    }
-    (tmp_path / "files" / "t").mkdir(parents=True)
-    script = tmp_path / "remote.py"
-    script.write_text(REMOTE, encoding="utf-8")
-    with connect_server(tmp_path, settings) as address:
-        for files in (2, 3):
-            command = [sys.executable, str(script), address, str(stream.folder)]
-            ran = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
-            assert ran.returncode == 0, ran.stderr[-3000:]
-            assert json.loads(ran.stdout.splitlines()[-1]) == [*every(files).elements()]
-            stream.add(1)
