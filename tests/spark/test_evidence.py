@@ -1,8 +1,8 @@
-"""Evidence in outcomes on real Spark: as the oracle has it, over restarts, with other columns, in tables."""
+"""Evidence in outcomes on real Spark: over restarts, with other columns, in tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,17 +23,10 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.errors import ConfigError, StateMismatchError
-from spark_purgatory.schema import EVIDENCE_COLUMNS
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing import PurgatoryTester
-from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
-from tests.support.engine_driver import microseconds
-from tests.support.law_worlds import draw
-from tests.support.now_and_then import now_and_then
-from tests.support.oracle import KINDS, Evidence, decide
 from tests.support.stream_rows import completions_with, purgatory
 from tests.support.streams import Host, Landing
-from tests.support.worlds import World, splits
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
@@ -44,57 +37,6 @@ def both_hosts(spark: SparkSession) -> Iterator[None]:
     """A session in which both hosts run."""
     with settings(spark, STATE_STORE_SETTINGS):
         yield
-
-
-def plain(value: Any) -> Any:
-    """Rows as dicts, times as microseconds."""
-    if isinstance(value, Row):
-        return {name: plain(each) for name, each in value.asDict().items()}
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return microseconds(value) if isinstance(value, datetime) else value
-
-
-def told(outcomes: Sequence[dict[str, Any]]) -> list[str]:
-    return sorted(
-        repr([plain(row.get(name)) for name in ("row", "status", "resolved_at", "matched", *EVIDENCE_COLUMNS)])
-        for row in outcomes
-    )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("host", "several", "scope", "evidence_order", "seed"),
-    [(HOSTS[0], True, None, "time", 21), *now_and_then((HOSTS[1], False, "region", "value", 26))],
-)
-def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
-    spark: SparkSession, tmp_path: Path, host: Host, several: bool, scope: str | None, evidence_order: Any, seed: int
-) -> None:
-    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4, extremes=False)
-    sound = [row for row in world.operations if "spoiled" not in row["row"]]
-    world = World(sound, [{**event, "region": "north"} for event in world.events])
-    landing = Landing(tmp_path, wide=True)
-    made = controlled(several, scope, orphans="none")
-    purgatory = replace(
-        made,
-        host=host,
-        evidence="all",
-        max_evidence=3,
-        evidence_order=evidence_order,
-        completions=replace(made.completions, columns=["region"]),
-    )
-    evidence = Evidence(("region",), 3, evidence_order == "value")
-    expected = told(decide(*world, doubles=True, whole_operations=True, evidence=evidence))
-    for batch in splits(rng, *world, 4)[:-3]:
-        landing.add(*([as_file_row(row, "north") for row in rows] for rows in batch[:2]))
-    landing.run(spark, purgatory)
-    landing.add([as_file_row(CLOSING, "last")], [as_file_row({"key": "closing-other", "time": CLOSING_US}, "last")])
-    streamed = landing.run(spark, purgatory)
-    frames = landing.frames(spark, streaming=False)
-    of_batch = [row.asDict() for row in purgatory.resolve(*frames).where("region = 'north'").collect()]
-    assert told(of_batch) == expected
-    assert told([row for row in streamed if row["region"] == "north"]) == expected
-    assert any(row["event"] for row in streamed) and any(len(row["events"] or []) > 1 for row in streamed)
 
 
 PAYMENTS = "order_id string, paid_at timestamp, amount decimal(9, 2), method string, lines array<struct<sku: string>>"

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -106,9 +104,6 @@ def test_a_criterion_compares_values_in_their_own_type(session: SparkSession) ->
         assert {row.id: row.status for row in rows if row.case == case} == expected, (kind, criterion)
 
 
-SUM, LEVEL = "sum_at_least", "level"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("number", ["bigint", "decimal(10,2)", "decimal(38,18)", "decimal(38,37)"])
 def test_a_double_need_is_rounded_up_from_what_it_is_written_as(session: SparkSession, number: str) -> None:
@@ -165,56 +160,3 @@ def test_number_types_are_decided_by_values_and_what_would_not_be_exact_is_refus
         of(wide, need=T.DoubleType())
     with pytest.raises(ConfigError, match=r"criterion.levels is string, not a number, .*: cast criterion.lev"):
         of(T.LongType(), levels=T.MapType(T.StringType(), T.StringType()))
-
-
-# --- streams --------------------------------------------------------------------------------------
-
-
-def run(spark: SparkSession, folder: Path, criterion: Criterion | ByRow, value: str = "value") -> dict[str, str]:
-    """Stream what landed so far; returns all outcomes ever written."""
-    reader = spark.readStream.option("maxFilesPerTrigger", 1)
-    sides = []
-    for side in ("operations", "events"):
-        sides.append(reader.schema(spark.read.parquet(str(folder / side)).schema).parquet(str(folder / side)))
-    outcomes = purgatory(criterion).resolve(sides[0], sides[1].withColumn("value", F.expr(value)))
-    writer = outcomes.writeStream.format("parquet").option("path", str(folder / "outcomes"))
-    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
-    writer.start().awaitTermination()
-    return statuses(spark.read.parquet(str(folder / "outcomes")))
-
-
-def land(frame: DataFrame, folder: Path, side: str) -> None:
-    frame.coalesce(1).write.mode("append").parquet(str(folder / side))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("by_row", [False, True], ids=["criterion", "by row"])
-def test_a_stream_adds_up_decimals_over_restarts_and_refuses_another_number_type(
-    session: SparkSession, tmp_path: Path, by_row: bool
-) -> None:
-    rows = operations(session, ["just", "short"], "rule string, need double", [(SUM, 0.8), (SUM, 0.8)])
-    criterion = criteria.by_row(need="need") if by_row else criteria.sum_at_least(0.8)
-    land(rows, tmp_path, "operations")
-    land(events(session, "decimal(10,2)", {"just": [D("0.70")], "short": [D("0.70")]}), tmp_path, "events")
-    run(session, tmp_path, criterion)
-    with pytest.raises(
-        StreamingQueryException, match=r"completions.value: the checkpoint was written with 'decimal of scale 2'"
-    ):
-        land(events(session, "decimal(10,2)", {"other": [D("0.70")]}), tmp_path, "events")
-        run(session, tmp_path, criterion, "cast(value as double)")
-    late = events(session, "decimal(10,2)", {"just": [D("0.05"), D("0.05")], "short": [D("0.05"), D("0.04")]})
-    land(late.withColumn("time", F.expr("time + interval 5 minutes")), tmp_path, "events")
-    assert run(session, tmp_path, criterion) == {"just": "COMPLETED"}
-    # A wider decimal of the same scale reads the state as it is.
-    closing = NOON + timedelta(hours=2)
-    land(
-        session.createDataFrame([("x", closing, D("0"))], "key string, time timestamp, value decimal(10,2)"),
-        tmp_path,
-        "events",
-    )
-    later = operations(session, ["closing"], "rule string, need double", [(SUM, 0.8)])
-    land(later.withColumn("created", F.lit(closing)).withColumn("deadline", F.lit(closing)), tmp_path, "operations")
-    assert run(session, tmp_path, criterion, "cast(value as decimal(30,2))") == {
-        "just": "COMPLETED",
-        "short": "EXPIRED",
-    }

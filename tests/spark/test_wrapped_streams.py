@@ -173,16 +173,6 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     assert {row["status"] for row in rows} == {"COMPLETED", "EXPIRED"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("host", HOSTS)
-def test_state_that_waits_for_no_watermark_may_come_before(spark: SparkSession, tmp_path: Path, host: Host) -> None:
-    operations, events = landed(tmp_path).frames(spark)
-    operations = operations.distinct().dropDuplicates(["id"])
-    with settings(spark, STATE_STORE_SETTINGS):
-        rows = outcomes(spark, purgatory(host=host).resolve(operations, events.dropDuplicates(["key"])), tmp_path)
-    assert Counter(row["status"] for row in rows) == {"COMPLETED": 5, "EXPIRED": 5}
-
-
 def every_event(frame: DataFrame) -> DataFrame:
     ways = (way for name, way in STATELESS.items() if name not in ("columns computed anew", "union"))
     return reduce(lambda wrapped, way: way(wrapped), ways, frame)
