@@ -91,9 +91,3 @@ def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> Non
         "ConfigError: Spark Connect has no futures(): the sink runs in the server. Give RecordAccumulator "
         "on_delivery=, called there",
     ]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_time_goes_on_over_a_silent_stream_under_spark_connect(tmp_path: Path) -> None:
-    run_child("silence", tmp_path)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
-from tests.support.controlled_streams import CLOSING, CLOSING_US, IDLE, as_file_row, controlled, let_a_silence_pass
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.now_and_then import now_and_then
@@ -21,6 +21,39 @@ from tests.support.oracle import KINDS, decide
 from tests.support.stream_rows import completions_with, operations_with, purgatory
 from tests.support.streams import Landing
 from tests.support.worlds import World, splits
+
+CLOSING_US = 10_000_000_000
+CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadline": CLOSING_US + 1, "rule": "any_key"}
+
+
+def controlled(several: bool, scope: str | None, orphans: Orphans) -> Purgatory:
+    return Purgatory(
+        operations=Operations(
+            id="id", keys="keys" if several else "key", created="created", deadline="deadline", watermark="0 seconds"
+        ),
+        completions=Completions(
+            key="key",
+            time="time",
+            value="value",
+            kind="kind",
+            operation_id="operation_id",
+            event_id="event_id",
+            watermark="0 seconds",
+        ),
+        criterion=criteria.by_row(need="need", levels="levels"),
+        emit="final",
+        shards=3,
+        scope=scope,
+        orphans=orphans,
+    )
+
+
+def as_file_row(row: dict[str, Any], region: str) -> dict[str, Any]:
+    """The row with the columns that the files have; a level that is one number is its need."""
+    level = row.get("level")
+    by_key = list(level.items()) if isinstance(level, dict) else None
+    need = level if isinstance(level, float) else row.get("need")
+    return {**row, "region": region, "levels": by_key, "need": need}
 
 
 def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) -> None:
@@ -90,6 +123,17 @@ def test_a_rejected_event_beside_an_operation_that_ends_leaves_each_column_its_o
 
 # --- heartbeats -----------------------------------------------------------------------------------
 
+IDLE_AFTER = timedelta(minutes=1)
+IDLE = Purgatory(
+    operations=Operations(
+        id="id", keys="key", created="created", deadline="deadline", idle_after=IDLE_AFTER, watermark="0 seconds"
+    ),
+    completions=Completions(key="key", time="time", idle_after=IDLE_AFTER, watermark="0 seconds"),
+    criterion=criteria.any_key(),
+    shards=2,
+)
+SILENCE_SECONDS = 2
+
 
 def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then_a_silent_stream_goes_on(
     spark: SparkSession, tmp_path: Path
@@ -131,4 +175,23 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
 
 @pytest.mark.long
 def test_runs_of_available_now_let_the_time_of_a_silence_pass(spark: SparkSession, tmp_path: Path) -> None:
-    let_a_silence_pass(spark, tmp_path)
+    """Two runs of availableNow, the second with nothing to read: time has gone on in both, to a minute ago."""
+    began = datetime.now(UTC) - IDLE_AFTER
+    deadlines = {f"o{second}": began + timedelta(seconds=second) for second in range(-5, 300)}
+    landing, created = Landing(tmp_path), began - timedelta(minutes=1)
+    operations = [
+        {"id": name, "keys": [name], "created": created, "deadline": deadline, "row": name}
+        for name, deadline in deadlines.items()
+    ]
+    landing.add(operations, [{"key": "other", "time": created}])
+    expired: set[str] = set()
+    for run in range(2):
+        starts = datetime.now(UTC)
+        rows = landing.run(spark, IDLE)
+        ends = datetime.now(UTC)
+        before, expired = expired, {row["id"] for row in rows}
+        assert len(rows) == len(expired) and {row["status"] for row in rows} == {"EXPIRED"}
+        assert expired >= {name for name, deadline in deadlines.items() if deadline <= starts - IDLE_AFTER}, run
+        assert expired <= {name for name, deadline in deadlines.items() if deadline <= ends - IDLE_AFTER}, run
+        sleep(SILENCE_SECONDS)
+    assert expired > before, "the second run had nothing to read, and time went on"

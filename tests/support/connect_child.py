@@ -31,7 +31,6 @@ from spark_purgatory import (
 )
 from spark_purgatory.errors import ConfigError
 from tests.support.children import only_connect_server, run_module
-from tests.support.controlled_streams import let_a_silence_pass
 from tests.support.crash_child import builder_with, quick
 
 PURGATORY = Purgatory(
@@ -130,7 +129,6 @@ def run_child(role: str, folder: Path) -> None:
 if __name__ == "__main__":
     ROLES: dict[str, Callable[[SparkSession, Path], None]] = {
         "sink": write_through_sink,
-        "silence": let_a_silence_pass,
         "gauges": read_gauges,
         "gauges of the log host": read_log_host,
     }
