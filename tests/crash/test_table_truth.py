@@ -5,6 +5,7 @@ A run ends where a failpoint is reached, and the next one takes up what it left.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -18,10 +19,45 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.drain.actions import FAILPOINTS
-from tests.support.catalog_managed import make_catalog_managed, published
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_for
 from tests.support.sink_streams import Stream, every
+
+CATALOG = "spark_catalog"
+PUBLISHED_EACH = 5
+
+
+def make_catalog_managed(spark: SparkSession, name: str, columns: str, folder: Path) -> None:
+    """Make a table, partitioned by ``part``, and hand its commits to the coordinator.
+
+    Delta makes such a table only at the request of a catalog: here its first commit is rewritten.
+    """
+    jvm = spark._jvm
+    assert jvm is not None
+    commits = jvm.org.apache.spark.sql.delta.coordinatedcommits
+    if commits.CatalogOwnedCommitCoordinatorProvider.getBuilder(CATALOG).isEmpty():
+        builder = commits.InMemoryCommitCoordinatorBuilder(PUBLISHED_EACH)
+        commits.CatalogOwnedCommitCoordinatorProvider.registerBuilder(CATALOG, builder)
+    spark.sql(
+        f"CREATE TABLE {name} ({columns}) USING delta PARTITIONED BY (part) LOCATION '{folder}' TBLPROPERTIES "
+        "('delta.enableInCommitTimestamps' = 'true', 'delta.feature.vacuumProtocolCheck' = 'supported')"
+    )
+    log = folder / "_delta_log"
+    first = log / f"{0:020d}.json"
+    actions = [json.loads(line) for line in first.read_text(encoding="utf-8").splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            for features in ("readerFeatures", "writerFeatures"):
+                action["protocol"][features].append("catalogManaged")
+    for checksum in log.glob("*.crc"):  # Delta's own, and Hadoop's hidden ones.
+        checksum.unlink()
+    first.write_text("".join(f"{json.dumps(action)}\n" for action in actions), encoding="utf-8")
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def published(folder: Path) -> int:
+    """The last version that is a file of the log."""
+    return max(int(path.stem) for path in (folder / "_delta_log").glob("*.json"))
 
 
 class PowerCutError(RuntimeError):

@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks.harness import WORK
+from benchmarks.jars import resolved, retrieved, spark_home
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
 from tests.support import iceberg_lake as world
-from tests.support.iceberg_lake import append, cut_at, expire, name, numbers, rewrite
-from tests.support.iceberg_rest import rest_catalog
+from tests.support.cluster import HOST, free_port
+from tests.support.iceberg_lake import SQLITE, append, cut_at, expire, name, numbers, rewrite
+from tests.support.server import server
 from tests.support.sink_streams import Stream, every
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+ICEBERG, JETTY = "1.11.0", "12.1.5"
+NEEDED = (
+    f"org.apache.iceberg:iceberg-core:{ICEBERG}",
+    f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{JETTY}",
+    f"org.eclipse.jetty.compression:jetty-compression-server:{JETTY}",
+    f"org.eclipse.jetty.compression:jetty-compression-gzip:{JETTY}",
+    SQLITE,
+)
+OF_TESTS = (("iceberg-open-api", "test-fixtures"), ("iceberg-core", "tests"))
+
+
+@contextmanager
+def rest_catalog(folder: Path) -> Iterator[str]:
+    """The address of a catalog whose tables are in a folder, within the block."""
+    ivy = WORK / "iceberg-rest"
+    ours = "org.apache.iceberg"
+    jars = [str(retrieved(ours, name, ICEBERG, kind, "jar", ivy / name)) for name, kind in OF_TESTS]
+    jars += [resolved(NEEDED, ivy / "needed"), *map(str, (spark_home() / "jars").glob("hadoop-client-*.jar"))]
+    port = free_port()
+    settings = {
+        "CATALOG_WAREHOUSE": str(folder),
+        "CATALOG_URI": f"jdbc:sqlite:{folder / 'catalog.db'}",
+        "CATALOG_JDBC_USER": "user",
+        "CATALOG_JDBC_PASSWORD": "password",
+        "CATALOG_REST_PORT": str(port),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["java", "-Xmx256m", "-cp", os.pathsep.join(jars), "org.apache.iceberg.rest.RESTCatalogServer"]
+    address = f"http://{HOST}:{port}"
+    with server(command, f"{address}/v1/config", folder / "server.log", {**os.environ, **settings}):
+        yield address
 
 
 @pytest.mark.parametrize("catalog", ["files", "db"])

