@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_purgatory.errors import BugError, PurgatoryError
-from tests.fuzz import fuzzer
-from tests.fuzz.fuzzer import Reader, fuzz, last_input
+from tests.fuzz.fuzzer import last_input
 from tests.fuzz.readers import readers
 
 INPUTS = os.environ.get("FUZZ_INPUTS", "60")
@@ -89,26 +88,3 @@ def test_what_was_found_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(PurgatoryError) as refused:
         reader.read(change(reader.seeds[0]))
     assert not isinstance(refused.value, BugError)
-
-
-def _stays(data: bytes) -> None:
-    while data[:1] != b"[":
-        pass
-
-
-@pytest.mark.parametrize(
-    ("planted", "said"),
-    [(lambda data: json.loads(data)["a"], "KeyError"), (_stays, "TooLongError")],
-    ids=["another error", "no end"],
-)
-def test_the_fuzzer_sees_a_planted_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: Callable[[bytes], object], said: str
-) -> None:
-    monkeypatch.setattr(fuzzer, "MOST_CPU_SECONDS", 0.2)
-    current = tmp_path / "current"
-    current.touch()
-    seed = b'[1, 2, {"a": 3}]' if planted is _stays else b'{"a": 3}'
-    found = fuzz(
-        Reader("planted", planted, [seed]), 1, lambda made: made < (40 if planted is _stays else 1000), current
-    )
-    assert any(place.startswith(said) for place in found.faults), found

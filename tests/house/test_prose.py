@@ -117,40 +117,6 @@ def test_a_docstring_reads_as_a_colleague_would_say_it(files: str) -> None:
     assert not wrong, told("Prose", wrong)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Of two rows, the first wins.",
-        "It ends. Those that wait stay.",
-        "- That of the table is kept.",
-        "1. The same of a column.",
-        "| a | It ends. Of these, one stays. |",
-        "Start it\nanew.",
-        "It is to be\n7.",
-        "Three files of which one\nis gone.",
-        "It stands beside the table.",
-        "**Of a drain** the number is kept.",
-    ],
-)
-def test_a_sentence_of_the_old_dialect_is_found(text: str) -> None:
-    assert len(findings(page_sentences(text))) == 1
-
-
-def test_plain_sentences_code_quotes_and_headings_pass() -> None:
-    text = (
-        "# Of course\n\nHow it works. Official pages are offered, and those rows stay. What happens next? `of which` "
-        'is code, as is\n\n```text\nThose are to be kept anew.\n```\n\nThe error "Of 3 files, one is to be read" '
-        "ends.\n\n"
-        "    Those in a shell\n\n| Besides | What it is |\n| --- | --- |\n| rows of a table, which is old | 1 of 3 |\n"
-    )
-    assert findings(page_sentences(text)) == []
-
-
-def test_the_page_that_a_failure_names_has_the_section() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert all(f"\n## {section}\n" in text for section in RULES)
-
-
 def test_subjects_of_recent_commits_are_short() -> None:
     subjects = recent_subjects(ROOT)
     if subjects is None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
-from spark_purgatory.core.state.export import operations_table
-from tests.support import moves
 from tests.support.engine_driver import Shards, multiset
 from tests.support.law_worlds import (
     COLUMNS,
@@ -23,7 +19,6 @@ from tests.support.law_worlds import (
     delayed,
     draw,
     draw_on_time,
-    is_seen,
     noted,
     on_time,
     spec_of,
@@ -33,7 +28,7 @@ from tests.support.law_worlds import (
 from tests.support.moves import moved
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide
-from tests.support.worlds import NUMBERS, STEP_US, TYPES, Batch, needs_of, splits
+from tests.support.worlds import NUMBERS, TYPES, Batch, needs_of, splits
 
 SEEDS = st.integers(0, 1 << 32)
 SETTINGS = examples(1, 5)
@@ -136,35 +131,3 @@ def test_a_changed_need_decides_what_waits(rule: str, seed: int, several: bool, 
     if final:
         left = [each for each in expected if each["row"] not in decided]
         assert multiset(after, *COLUMNS) == multiset(left, *COLUMNS)
-
-
-def keeps_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "most_of_any_shard", lambda events, shard: events)
-
-
-def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(engine: Any, names: list[str]) -> pa.Table | None:
-        table = operations_table(engine, names)
-        at = None if table is None else table.column_names.index("from_us")
-        return table if at is None else table.set_column(at, "from_us", table["created_us"])
-
-    monkeypatch.setattr(moves, "operations_table", without)
-
-
-@pytest.mark.parametrize("plant", [keeps_every_copy, counts_from_the_created_time])
-def test_a_planted_bug_is_seen(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    def compare(seed: int) -> None:
-        rng, world, _ = draw(seed, "mixed", seed % 2 == 0, kinds=KINDS, worlds=4)
-        batches = delayed(rng, splits(rng, *world, 9, lookback_us=2 * STEP_US), 0.3)
-        spec = spec_of({}, final=True, lookback_us=2 * STEP_US)
-        stays = Shards(spec, 3, seed % 2 == 0).run(batches)
-        shards, outcomes = Shards(spec, 3, seed % 2 == 0), []
-        for number, batch in enumerate(batches):
-            if number % 3 == 2:
-                with monkeypatch.context() as planted:
-                    plant(planted)
-                    shards = moved(shards, spec, 5)
-            outcomes += shards.step(*batch)
-        assert multiset(outcomes, *ALL_COLUMNS) == multiset(stays, *ALL_COLUMNS)
-
-    assert is_seen(compare, range(60)), f"{plant.__name__} changed no outcome"

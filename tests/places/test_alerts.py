@@ -169,11 +169,6 @@ def test_every_query_of_the_dashboard_finds_samples(tmp_path: Path) -> None:
     assert promtool(tmp_path, as_series(lines), asked) == ""
 
 
-def test_a_rule_that_is_wrong_is_seen(tmp_path: Path) -> None:
-    series = as_series([line for _, line in recorded()])
-    assert "FAILED" in promtool(tmp_path, series, firing(ends()["well"], {"ShardTooLarge"}))
-
-
 @pytest.mark.parametrize(
     ("minute", "code", "watermark_s", "late", "raised"),
     [

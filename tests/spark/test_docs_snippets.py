@@ -136,16 +136,6 @@ def test_the_merge_recipe_keeps_the_first_outcome_of_an_id(spark: SparkSession, 
     assert found == {"o-1": "COMPLETED", "o-2": "EXPIRED", "o-3": "OPEN", "o-4": "EXPIRED"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["```python\nprint(1)\n```\n\n```text\n2\n```\n", "```python\nprint(1)\n```\n\n```python\nnowhere\n```\n"],
-    ids=["another output", "an error in the second block"],
-)
-def test_a_page_that_is_wrong_fails(text: str, spark: SparkSession, folder: Path) -> None:
-    with pytest.raises((AssertionError, NameError)):
-        page_of(text, "made_up.md", folder, spark).run()
-
-
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 TESTS = re.findall(r"^def (test_\w+)", "\n".join(SNIPPETS), re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from spark_purgatory.core.spec.codes import RULES, EventRejection, OperationReje
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.core.spec.engine_spec import Evidence as Carried
-from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Rows, microseconds
 from tests.support.oracle import KINDS, decide, why_operation_rejected
 from tests.support.worlds import NUMBERS, STEP_US, TYPES, Batch, World, needs_of, random_world, splits
@@ -284,13 +283,3 @@ def told(outcomes: Rows) -> Counter[Any]:
         )
         for outcome in outcomes
     )
-
-
-def is_seen(compare: Callable[[int], None], seeds: Iterable[int]) -> bool:
-    """Whether a comparison of one of the worlds fails, as it must where a bug is planted."""
-    for seed in seeds:
-        try:
-            compare(seed)
-        except (AssertionError, BugError, IndexError, pa.ArrowInvalid):
-            return True
-    return False
