@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -111,57 +109,6 @@ def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_kil
     print(f"{host}: two micro-batches {without_an_executor_s:.0f} s after an executor was killed, ", end="")
     print(f"{without_a_worker_s:.0f} s after a worker and another executor were")
     assert differences(delta_rows(tmp_path / "outcomes", ["order_id", "status"]), world.expected()) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
-def test_speculative_attempts_with_real_shuffles_and_adaptive_execution_change_no_outcome(
-    tmp_path: Path, host: str
-) -> None:
-    world, files = World(orders=36_000), 12
-    size = world.orders // files
-    for first in range(0, world.orders, size):
-        world.land(tmp_path, range(first, first + size))
-    world.land_closing(tmp_path)
-    events = tmp_path / "events"
-    events.mkdir()
-    settings = {
-        "spark.executorEnv.PYTHONPATH": str(ROOT),
-        "spark.sql.adaptive.enabled": True,
-        "spark.sql.shuffle.partitions": 4,
-        "spark.eventLog.enabled": True,
-        "spark.eventLog.dir": events.as_uri(),
-        "spark.eventLog.compress": False,
-        "spark.speculation": True,
-        # Each task that takes longer than half of the others is tried a second time where a core is free.
-        "spark.speculation.interval": "20ms",
-        "spark.speculation.multiplier": 1.01,
-        "spark.speculation.quantile": 0.25,
-        "spark.speculation.minTaskRuntime": "10ms",
-        "spark.speculation.efficiency.enabled": False,
-    }
-    with standalone_cluster("1g") as master:
-        file = job_file(tmp_path, master, host, settings)
-        job = JobProcess(file, tmp_path / "checkpoint", environment={"PYSPARK_PYTHON": sys.executable}, folder=tmp_path)
-        job.run_to_the_end()
-    starts, ends = (list(events_of(events, f"SparkListenerTask{kind}")) for kind in ("Start", "End"))
-    second = {task["Task Info"]["Task ID"] for task in starts if task["Task Info"]["Speculative"]}
-    won = [task for task in ends if task["Task Info"]["Task ID"] in second and not task["Task Info"]["Failed"]]
-    won = [task for task in won if task["Task End Reason"]["Reason"] == "Success"]
-    print(
-        f"{host}: {world.expected().total()} outcomes, {len(starts)} tasks, {len(second)} speculative attempts, "
-        f"of which {len(won)} were first, in {job.last_commit() + 1} micro-batches"
-    )
-    assert second
-    assert differences(delta_rows(tmp_path / "outcomes", ["order_id", "status"]), world.expected()) == {}
-
-
-def events_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Events of a kind in Spark's event log."""
-    for path in sorted(folder.rglob("*")):
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            if line.startswith(f'{{"Event":"{name}"'):
-                yield json.loads(line)
 
 
 def test_a_master_that_is_not_there_is_named(tmp_path: Path) -> None:
