@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -27,7 +28,7 @@ from tests.support.law_worlds import (
 )
 from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide, why_event_rejected
-from tests.support.worlds import STEP_US, TYPES, Batch, World, splits
+from tests.support.worlds import STEP_US, TYPES, Batch, World, random_world, splits
 
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
@@ -235,3 +236,32 @@ def test_a_small_world_comes_out_alike_in_every_order_and_split(rule: str, contr
     for copy, decided in copies.items():
         assert multiset(decided, *COLUMNS) == expected, f"copy {copy}"
     SEEN["small"] += len(copies)
+
+
+def test_worlds_are_crowded_enough_to_meet_every_case() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(400):
+        operations, events = random_world(random.Random(seed), n_operations=12, n_events=40, spoiled=True)
+        lookback_us = seed % 2 * STEP_US
+        outcomes = decide(operations, events, lookback_us=lookback_us, orphans="control")
+        seen.update(one["status"] for one in outcomes)
+        seen.update(f"rule {op['rule']}" for op in operations)
+        seen.update(f"kind {event['kind']}" for event in events)
+        seen["key twice in one operation"] += sum(
+            len(set(op["keys"] or ())) < len(op["keys"] or ()) for op in operations
+        )
+        times = Counter(event["time"] for event in events)
+        seen["tie of events"] += sum(n > 1 for n in times.values())
+        seen["redelivered"] += len(events) - len({e["event_id"] or n for n, e in enumerate(events)})
+        seen["at the deadline"] += sum(times[op["deadline"]] for op in operations if op["deadline"])
+        seen["just past it"] += sum(times[op["deadline"] + 1] for op in operations if op["deadline"])
+        seen["before created"] += sum(one["status"] == "COMPLETED" and one["wait_ms"] < 0 for one in outcomes)
+        seen["extended"] += sum(
+            one["resolved_at"] > op["deadline"]
+            for op in operations
+            for one in outcomes
+            if one["row"] == op["row"] and one["resolved_at"] and op["deadline"]
+        )
+    statuses = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
+    rare = [name for name in (*statuses, *seen) if seen[name] < 40]
+    assert not rare, seen
