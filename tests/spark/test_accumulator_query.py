@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -66,36 +64,6 @@ def test_micro_batches_go_on_beside_a_drain(stream: Stream, monkeypatch: pytest.
     monkeypatch.setattr(SparkActions, "commit", held)
     accumulator(stream, linger="0 seconds")
     assert stream.add(2).run(stream.rows()).numbers() == every(2)
-
-
-@pytest.mark.long
-def test_a_stop_ends_a_drain_that_micro_batches_went_on_beside(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_commit, commit = threading.Event(), SparkActions.commit
-
-    def held(self: SparkActions, *given: Any) -> Any:
-        assert may_commit.wait(600)
-        return commit(self, *given)
-
-    monkeypatch.setattr(SparkActions, "commit", held)
-    sink = accumulator(stream, linger="0 seconds")
-    query = start(stream, sink, trigger_s=2)  # so that there are pauses, in one of which it is stopped
-    for _ in range(2):
-        stream.add(1)
-        query.processAllAvailable()
-    assert not sink.table_exists(stream.spark), "the first drain has not come through"
-
-    def let_go() -> None:
-        while query.isActive:
-            time.sleep(0.05)
-        may_commit.set()
-
-    release = threading.Thread(target=let_go)
-    release.start()
-    query.stop()
-    release.join()
-    assert stream.numbers() == every(1)
-    assert list((stream.checkpoint / "staging" / "log").rglob("done=0-*")), "it was read back and noted"
-    assert not list((stream.checkpoint / "staging" / "log").rglob("intent=1-*")), "no other drain was begun"
 
 
 @pytest.mark.long

@@ -13,10 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
-from spark_purgatory.errors import ConfigError, ForeignWriterError
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.staging.staged_files import read_pieces
-from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, replay
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import ROWS_A_FILE, Stream, every
@@ -67,13 +66,6 @@ def test_rows_linger_in_the_staged_view_and_flush_and_close_bring_them_to_the_ta
     assert not query.isActive
 
 
-@pytest.mark.long
-def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) -> None:
-    stream.sink = accumulator(stream, batch_size=1000, buffer_memory=1000)
-    assert stream.add(2).run(stream.rows()).numbers() == every(2)
-    assert staged_files(stream) == []
-
-
 @pytest.mark.parametrize(
     ("column", "said"),
     [
@@ -111,15 +103,6 @@ def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
 
 
 # --- what stops it, by name ---------------------------------------------------------------------------------------
-
-
-def test_two_runs_on_one_staging_folder_are_seen() -> None:
-    entries = [
-        LogEntry("intent=0", {"number": 0}, "log/a"),
-        LogEntry("intent=0", {"number": 0, "uuid": "other"}, "log/b"),
-    ]
-    with pytest.raises(ForeignWriterError, match="two different entries 'intent=0', log/a and log/b"):
-        replay(entries, "/staging")
 
 
 def test_an_option_that_cannot_work_is_named() -> None:

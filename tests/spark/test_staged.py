@@ -82,14 +82,6 @@ def test_a_staged_file_is_known_by_its_path() -> None:
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
 
-def test_every_micro_batch_with_a_record_before_the_one_that_runs_counts_and_that_one_does_not() -> None:
-    assert ledger().adopt([piece(0)], before=1) == 0, "it has no record"
-    book = ledger(empty(1, 1), *(record(piece(batch_id)) for batch_id in (0, 2, 3)))
-    assert book.adopt([piece(0), piece(2), piece(3)], before=3) == 3
-    assert [found.batch_id for found in book.pieces.values()] == [0, 2]
-    assert book.last_batch == 2
-
-
 def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_counts() -> None:
     earlier, later = piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)
     drained = intent_entry(Intent(0, "uuid", None, "", NO_BATCH, Contents(), (), (), epochs=(0,), run=0))[:2]
@@ -151,29 +143,6 @@ def test_a_later_run_that_found_no_rows_counts_more_than_the_folder_of_an_earlie
         ledger(record(piece(1)), empty(0, 1)).adopt([piece(1)], before=2)
 
 
-def test_a_note_that_the_folder_of_a_later_run_has_replaced_is_not_continued() -> None:
-    book = ledger(record(piece(0)), empty(1, 1), record(piece(1, run=NEXT_RUN)))
-    assert book.adopt([piece(0), piece(1, run=NEXT_RUN)], before=2) == 2
-    book.stage(StagedBatch(2, 0, 0, ""))
-    assert (book.empty, [found.batch_id for found in book.pieces.values()]) == ([(2, 2, 2)], [0, 1])
-
-
-def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
-    for rows, checksum in ((4, 11), (6, 11), (5, 12)):
-        said = (
-            rf"-000000-aaaaaaaa .* holds {rows} rows .checksum {checksum}. in 1 pieces, but 5 rows .checksum 11. by its"
-        )
-        with pytest.raises(StagingError, match=said):
-            ledger(record(piece(0))).adopt([replace(piece(0), rows=rows, checksum=checksum)], before=1)
-
-
-def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
-    intent = Intent(0, "uuid", None, "", NO_BATCH, Contents(), taken=(), left=(), epochs=(0,), run=7)
-    book = ledger(intent_entry(intent)[:2])
-    book.adopt([], before=0)
-    assert book.run.number == 8
-
-
 @pytest.mark.parametrize(
     ("staged", "notes", "before", "first_missing"),
     [
@@ -190,15 +159,6 @@ def test_a_micro_batch_of_which_nothing_is_known_is_missed(
 ) -> None:
     records = [record(piece(batch_id)) for batch_id in staged]
     assert ledger(*notes, *records).adopt(map(piece, staged), before) == first_missing
-
-
-def test_empty_micro_batches_in_a_row_are_one_run() -> None:
-    book = ledger()
-    for batch_id in (0, 1, 2):
-        book.stage(StagedBatch(batch_id, 0, 0, ""))
-    book.add(3, 0, Contents(5))
-    book.stage(StagedBatch(4, 0, 0, ""))
-    assert book.empty == [(0, 2, 0), (4, 4, 0)]
 
 
 def test_a_log_of_format_1_is_read_as_it_was_written() -> None:

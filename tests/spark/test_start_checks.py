@@ -9,7 +9,7 @@ import sys
 import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -359,15 +359,6 @@ def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream) -> 
 
 def running_count(key: tuple[int], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     yield pd.DataFrame({"part": [key[0]], "count": [sum(len(batch) for batch in batches)]})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("pace", ["1 h 30 m", timedelta(seconds=30)])
-def test_a_trigger_is_a_duration_as_all_others_are(stream: Stream, pace: str | timedelta) -> None:
-    query = stream.sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"processingTime": pace})
-    wait_until(lambda: query.lastProgress is not None, query)
-    query.stop(drain=True)
-    assert stream.numbers() == every(1)
 
 
 def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy(stream: Stream) -> None:

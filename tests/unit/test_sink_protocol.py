@@ -300,14 +300,6 @@ def test_a_table_that_changes_between_a_commit_and_its_read_back_is_named_and_no
     assert world.in_table() == world.every()
 
 
-def test_an_intent_that_was_removed_is_missed_by_the_entries_after_it() -> None:
-    world = next(world for world, point in (left("nothing lingers", n) for n in range(99)) if point == "after clean up")
-    [intent] = [path for path in world.log if path.endswith("/intent=0")]
-    del world.log[intent]
-    with pytest.raises(StagingError, match=r"the entry intent=0 .* is missing, but later ones are there"):
-        run(world)
-
-
 def test_a_micro_batch_that_a_run_was_not_given_is_missed() -> None:
     world = made("all linger")
     sender = WorldSender(world)
