@@ -1,14 +1,10 @@
-"""One run of a stream that kills itself: ``python -m tests.support.crash_child FOLDER [options]``.
-
-``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--by-name`` writes to a table by
-name, in a metastore that outlives the process.
-"""
+"""A stream that kills itself when a failpoint is reached: ``python -m tests.support.crash_child FOLDER FAILPOINT``."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,39 +44,28 @@ def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Bu
     return configure_spark_with_delta_pip(builder)
 
 
-def session(folder: Path, by_name: bool = False) -> SparkSession:
+def session(folder: Path) -> SparkSession:
     """A session in a process of its own, which logs all that a log may hold."""
     builder = builder_with(SparkSession.builder.master("local[2]"), folder)
-    if by_name:
-        builder = builder.config("spark.sql.catalogImplementation", "hive")
-        builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        metastore = f"jdbc:derby:;databaseName={folder}/metastore;create=true"
-        builder = builder.config("spark.hadoop.javax.jdo.option.ConnectionURL", metastore)
-        builder = builder.config("spark.hadoop.datanucleus.schema.autoCreateAll", "true")
-        builder = builder.config("spark.hadoop.hive.metastore.schema.verification", "false")
-    spark = builder.config("spark.log.level", "INFO").getOrCreate()
-    (folder / "jars.txt").write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
-    return spark
+    return builder.config("spark.log.level", "INFO").getOrCreate()
 
 
-def accumulator(folder: Path, by_name: bool = False) -> RecordAccumulator:
+def accumulator(folder: Path) -> RecordAccumulator:
     """Files of 16 KiB: a drain every few micro-batches."""
-    path, table = (None, "killed") if by_name else (str(folder / "table"), None)
-    return RecordAccumulator(path=path, table=table, partition_by=["part"], batch_size=BATCH_BYTES, linger="10 minutes")
-
-
-def run(spark: SparkSession, folder: Path, by_name: bool = False) -> None:
-    reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", 1)
-    rows = reader.parquet(str(folder / "in"))
-    query = accumulator(folder, by_name).write_stream(
-        rows, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+    return RecordAccumulator(
+        path=str(folder / "table"), partition_by=["part"], batch_size=BATCH_BYTES, linger="10 minutes"
     )
-    query.awaitTermination()
 
 
-def numbers(spark: SparkSession, folder: Path, by_name: bool = False) -> dict[int, int]:
+def run(spark: SparkSession, folder: Path) -> None:
+    rows = spark.readStream.schema(ROW).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    checkpoint, trigger = str(folder / "checkpoint"), {"availableNow": True}
+    accumulator(folder).write_stream(rows, checkpoint=checkpoint, trigger=trigger).awaitTermination()
+
+
+def numbers(spark: SparkSession, folder: Path) -> dict[int, int]:
     """How often each row is in the table."""
-    rows = accumulator(folder, by_name).read(spark).groupBy("n").count().collect()
+    rows = accumulator(folder).read(spark).groupBy("n").count().collect()
     return {row["n"]: row["count"] for row in rows}
 
 
@@ -95,19 +80,9 @@ def kill_at(name: str) -> Callable[[str], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kill")
-    parser.add_argument("--by-name", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.kill:
-        actions.hook = kill_at(arguments.kill)
-    spark = session(arguments.folder, arguments.by_name)
-    run(spark, arguments.folder, arguments.by_name)
-    found = numbers(spark, arguments.folder, arguments.by_name)
-    (arguments.folder / "numbers.txt").write_text(
-        "\n".join(f"{n} {count}" for n, count in sorted(found.items())), encoding="utf-8"
-    )
+    folder = Path(sys.argv[1])
+    actions.hook = kill_at(sys.argv[2])
+    run(session(folder), folder)
 
 
 if __name__ == "__main__":

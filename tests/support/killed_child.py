@@ -73,26 +73,24 @@ COLUMNS = ["order_id", "status"]
 
 @dataclass(frozen=True)
 class Orders(World):
-    """One every so many milliseconds."""
-
-    every_ms: int = 1000
+    """One a second."""
 
     @property
     def step_ms(self) -> int:
-        return self.every_ms
+        return 1000
 
 
 def ends_s(number: int) -> int:
-    """The second of event time at which an order is paid, or is too late, if there is one a second."""
+    """The second of event time at which an order is paid, or is too late."""
     return number + (TIMEOUT_S if number % 4 == 3 else 37 * number % (TIMEOUT_S + 1))
 
 
-def land(folder: Path, files: range, size: int = A_FILE, every_ms: int = 1000) -> None:
-    """Files that a query reads in their order, of so many orders each."""
+def land(folder: Path, files: range) -> None:
+    """Files that a query reads in their order."""
     for number in files:
-        Orders(0, every_ms).land(folder, range(number * size, (number + 1) * size))
+        Orders(0).land(folder, range(number * A_FILE, (number + 1) * A_FILE))
         for name in ("orders", "payments"):
-            path = folder / name / f"{number * size:09d}.json"
+            path = folder / name / f"{number * A_FILE:09d}.json"
             os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
