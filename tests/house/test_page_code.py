@@ -62,7 +62,7 @@ def test_the_command_line_takes_each_command_of_a_page(page: str) -> None:
 @pytest.mark.parametrize("page", TEXTS)
 def test_make_has_each_target_of_a_page(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"`make ([a-z-]+)[ `]", TEXTS[page])):
+    for target in set(re.findall(r"(?:`|^)make ([a-z-]+)[ `]", TEXTS[page], re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

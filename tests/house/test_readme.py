@@ -128,9 +128,3 @@ def test_the_releases_of_spark_that_the_pages_name_are_those_that_were_tested() 
 def minor(release: str) -> str:
     """``4.2.0`` -> ``4.2``."""
     return ".".join(release.split(".")[:2])
-
-
-def test_every_make_target_that_the_readme_names_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"make ([a-z-]+)", README)):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -9,8 +9,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = set(re.findall(r"^- \*\*([A-Z]\d+)\*\*", (ROOT / "docs" / "kafka_facts.md").read_text(), re.MULTILINE))
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
@@ -146,38 +144,6 @@ def test_every_reference_leads_somewhere() -> None:
         if path != "tests/house/test_references.py":
             wrong += wrong_references(file.read_text(encoding="utf-8"), path, file.parent)
     assert not wrong, "\n" + "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "finding"),
-    [
-        ("spark_purgatory/accumulator/made_up.py", "as A99 says", "fact A99"),
-        ("spark_purgatory/config.py", "Semantics 3.99", "semantics 3.99"),
-        ("spark_purgatory/config.py", "`nothing_of_the_kind` runs first", "nothing_of_the_kind"),
-        ("spark_purgatory/config.py", "the codes of `schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
-        ("docs/made_up.md", "see [there](nowhere.md)", "nowhere.md"),
-        ("docs/made_up.md", "see [there](glossary.md#nowhere)", "glossary.md#nowhere"),
-        ("docs/made_up.md", "# Here\n\nsee [below](#nowhere)", "#nowhere"),
-        ("docs/made_up.md", "see `tests/nothing.py`", "tests/nothing.py"),
-        ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
-        ("docs/made_up.md", "`core/kafka/purgatory` (`Watchers`, `validate`)", "no `validate`"),
-        ("docs/made_up.md", "`core/kafka/nothing` (`Watchers`)", "no `Watchers`"),
-        ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
-    ],
-)
-def test_a_reference_that_leads_nowhere_is_found(path: str, text: str, finding: str) -> None:
-    wrong = wrong_references(text, path, ROOT / "docs")
-    assert len(wrong) == 1
-    assert finding in wrong[0]
-
-
-def test_references_that_are_right_pass() -> None:
-    text = (
-        "# Made up: a page\n\nA7, semantics 3.4, semantics 5, [terms](glossary.md), [sink](glossary.md#the-sink), "
-        "[top](#made-up-a-page), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`, "
-        "`core/engine/outcomes` (`Tally.conserve`), `tests/conformance/kafka_purgatory` (`validate`)"
-    )
-    assert wrong_references(text, "spark_purgatory/accumulator/made_up.md", ROOT / "docs") == []
 
 
 def test_the_map_of_the_code_has_every_module_once() -> None:
