@@ -269,20 +269,6 @@ def test_a_criterion_that_cannot_be_is_refused_where_it_is_made(make: Callable[[
         make()
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"completions": {"watermark": 30}}, "completions.watermark: 30 is not a duration: it has no unit"),
-        ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
-        ({"purgatory": {"scop": "x"}}, "did you mean 'scope'"),
-        ({"purgatory": {"criterion": {"sum_at_least": "much"}}}, "'much' is not a number"),
-    ],
-)
-def test_a_wrong_value_is_named_by_its_field(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(JobConfigError, match=message):
-        config(tmp_path, **sections)
-
-
 def test_the_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), (
         "run python -m tools.configuration_page > docs/configuration.md"

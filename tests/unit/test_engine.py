@@ -177,17 +177,6 @@ def test_a_row_created_at_the_watermark_is_a_duplicate_at_once(spec: EngineSpec)
     )
 
 
-@pytest.mark.parametrize(("time", "leaves_ms"), [(14_001, 15), (15_000, 15), (15_001, 16), (20_000, 20)])
-def test_under_final_it_is_held_until_the_watermark_reaches_its_resolution(time: int, leaves_ms: int) -> None:
-    play(
-        HELD,
-        (0, [op(), ev(time=time)], ""),
-        (leaves_ms - 1, [], ""),
-        (leaves_ms, [], f"o COMPLETED {time}"),
-        (20, [], ""),
-    )
-
-
 @both
 def test_an_event_is_kept_for_operations_to_come_until_the_watermark_reaches_it_and_the_lookback(
     spec: EngineSpec,

@@ -18,7 +18,6 @@ from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import DROP_FLOOR, NEAR_TICKS, SystemTimer
 from spark_purgatory.errors import ConfigError
-from tests.conformance.kafka_purgatory import KafkaPurgatory
 
 YEAR_9999_MS = 253_402_300_799_999
 
@@ -170,18 +169,3 @@ def test_one_rearmed_to_the_past_expires_at_the_next_advance_and_not_before() ->
     purgatory.rearm(np.array([0]), np.array([1]))
     assert moving.expired == [1]
     assert purgatory.advance_clock(moving, 4).tolist() == [0]
-
-
-@pytest.mark.parametrize("answers", [2, 4])
-def test_a_hook_that_does_not_answer_for_every_operation_is_an_error(answers: int) -> None:
-    """Those left out would be on no list and in no timer."""
-    purgatory = KafkaPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(answers, bool))
-    with pytest.raises(IndexError, match="boolean index"):
-        purgatory.watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(3, 10))
-
-
-@pytest.mark.parametrize("given", [2, 4])
-def test_a_deadline_for_every_operation_or_an_error(given: int) -> None:
-    purgatory = KafkaPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(len(rows), bool))
-    with pytest.raises(IndexError, match="boolean index"):
-        purgatory.watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(given, 10))
