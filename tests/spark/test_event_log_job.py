@@ -86,20 +86,15 @@ def plain_count(logs: Path) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "files_a_batch", [pytest.param(100, marks=pytest.mark.long), 1], ids=["logs together", "one log after the other"]
-)
-def test_the_tasks_that_overran_are_those_of_a_plain_count(
-    spark: SparkSession, logs: Path, tmp_path: Path, files_a_batch: int
-) -> None:
+def test_the_tasks_that_overran_are_those_of_a_plain_count(spark: SparkSession, logs: Path, tmp_path: Path) -> None:
     places = {
         "operations.source.path": logs,
         "completions.source.path": logs,
         "output.path": tmp_path / "outcomes",
         "checkpoint": tmp_path / "checkpoint",
         "operations.timeout": f"{SLA_MS} ms",
-        "operations.source.options.maxFilesPerTrigger": files_a_batch,
-        "completions.source.options.maxFilesPerTrigger": files_a_batch,
+        "operations.source.options.maxFilesPerTrigger": 1,
+        "completions.source.options.maxFilesPerTrigger": 1,
     }
     config = load_config(
         ROOT / "conf" / "spark_event_log.yaml", [f"{field}={value}" for field, value in places.items()]

@@ -45,6 +45,7 @@ from spark_purgatory.job.job_config import (
 )
 from spark_purgatory.job.source_config import AvroValues, DeltaSource, FolderSource, KafkaSource
 from spark_purgatory.job.sources import purgatory_of
+from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from tools import command_line_page
 from tools.configuration_page import reference
 
@@ -152,6 +153,7 @@ def test_how_long_an_operation_waits_is_said_once(waits: dict[str, Any], said: s
 def test_text_a_timedelta_and_an_int_mean_the_same() -> None:
     for linger in ("90 seconds", "1 minute 30 s", timedelta(seconds=90)):
         assert SinkOptions(path="out", linger=linger).ms_of("linger") == 90_000
+        assert trigger_of(processingTime=linger) == {"processingTime": "90000 milliseconds"}
     for batch_size in ("1 MiB", "1024 KiB", 1 << 20):
         assert SinkOptions(path="out", batch_size=batch_size).bytes_of("batch_size") == 1 << 20
     for wrong, said in (
