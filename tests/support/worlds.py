@@ -149,10 +149,6 @@ def random_world(
     extensions reach it, and some operations are renewed in turns on their keys. Lookback belongs
     to whoever decides: events lie before their operations as often as after them.
     """
-    if not 1 <= n_keys <= len(KEYS):
-        raise ValueError(f"n_keys={n_keys} is not within 1 to {len(KEYS)}")
-    if numbers not in NUMBERS:
-        raise ValueError(f"numbers={numbers!r} is none of {', '.join(NUMBERS)}")
     drawn = NUMBERS[numbers]
     names = KEYS[:n_keys]
     operations: list[Row] = []
