@@ -37,7 +37,7 @@ class Lane:
     sink: str
     checkpoint: Path
     host: str = BLOB
-    shards: int | None = 3
+    shards: int = 3
     moves: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Lane:
     def accumulator(self) -> RecordAccumulator:
         return RecordAccumulator(path=str(self.folder / "table"), linger="1 hour", delivery_timeout="1 hour")
 
-    def move(self, host: str, shards: int | None, partitions: int | None = None) -> None:
+    def move(self, host: str, shards: int, partitions: int | None = None) -> None:
         """Move to a new checkpoint, and see that the old one is as it was and that the same waits."""
         before, old = self.waiting(), self.checkpoint
         files = contents(old)
