@@ -90,7 +90,7 @@ def _check_letters(spark: SparkSession, target: Target, checkpoint: str, begun: 
     if undone is not None:
         why = f"was {undone.what}, before its letters of version {ours[0].version}"
         remedy = f"{history.words.restore} {ours[0].version}"
-    elif not ours and history.is_whole_from(0):
+    elif not ours and history.is_whole_from(0) and next_batch(spark, checkpoint):
         why, remedy = "has no letters of its query: it was made again", "Bring the earlier table back from a copy"
     elif ours and int(str(ours[0].parameters.get("epochId")).strip('"')) > begun:
         why = f"has letters of a later micro-batch than its last one, {begun}: the checkpoint is an old copy"

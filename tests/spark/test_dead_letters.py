@@ -157,8 +157,11 @@ def test_letters_of_a_table_that_was_restored_or_made_again_or_of_an_old_checkpo
     spark: SparkSession, tmp_path: Path
 ) -> None:
     config, table = job(tmp_path), f"delta.`{tmp_path / 'dead'}`"
-
     checkpoint = Path(config.dead_letters_checkpoint)
+
+    def make_again(aside: Path) -> None:
+        shutil.move(tmp_path / "dead", aside)
+        spark.sql(f"CREATE TABLE {table} USING delta AS SELECT * FROM delta.`{aside}` WHERE false")
 
     def run_with(number: int, line: str) -> None:
         land(tmp_path, number, [line], [])
@@ -166,9 +169,12 @@ def test_letters_of_a_table_that_was_restored_or_made_again_or_of_an_old_checkpo
         assert query is not None
         query.awaitTermination()
 
+    run_with(0, GOOD)
     run_with(1, "x")
-    shutil.copytree(checkpoint, tmp_path / "copy")
+    make_again(tmp_path / "gone")
+    shutil.rmtree(checkpoint / "commits")  # As after a kill in the first micro-batch.
     run_with(2, GOOD)
+    shutil.copytree(checkpoint, tmp_path / "copy")
     run_with(3, "y")
     spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 0")
     said = r"was restored to version 0, before its letters.* RESTORE the table to version (\d+) and"
@@ -178,12 +184,11 @@ def test_letters_of_a_table_that_was_restored_or_made_again_or_of_an_old_checkpo
     spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}")
     shutil.move(checkpoint, tmp_path / "newest")
     shutil.move(tmp_path / "copy", checkpoint)
-    with pytest.raises(TableLostError, match=r"later micro-batch than its last one, 0: .* Bring the newest checkpoint"):
+    with pytest.raises(TableLostError, match=r"later micro-batch than its last one, 2: .* Bring the newest checkpoint"):
         dead_letters.start(spark, config)
     shutil.rmtree(checkpoint)
     shutil.move(tmp_path / "newest", checkpoint)
-    shutil.move(tmp_path / "dead", tmp_path / "aside")
-    spark.sql(f"CREATE TABLE {table} USING delta AS SELECT * FROM delta.`{tmp_path / 'aside'}` WHERE false")
+    make_again(tmp_path / "aside")
     with pytest.raises(TableLostError, match=r"it was made again.* Bring the earlier table back"):
         dead_letters.start(spark, config)
     shutil.rmtree(tmp_path / "dead")
