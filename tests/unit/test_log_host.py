@@ -28,7 +28,9 @@ def test_a_restart_with_another_kind_of_deadline_is_noted_in_the_head() -> None:
         rows = Rows([op(str(number), row="r")], [], 1, str(number))
         worker = Executor().worker(random.Random(0))
         log_task(query, states, arrived(query, rows, 0), 1, worker, lambda point: None)
-        assert read_head(states[0].values["head"]).deadline_is_sum == is_sum
+        head = read_head(states[0].values["head"])
+        assert head.deadline_is_sum == is_sum
+    assert (head.log_entries, head.log_bytes) == (0, 0), "the log begins anew with the snapshot"
 
 
 Call = Callable[[dict[int, Sent], int], list[str]]

@@ -12,6 +12,7 @@ import pytest
 
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.job import runner
+from spark_purgatory.job.last_run import Places, _is_done
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.runner import _follow, run_file
@@ -86,9 +87,20 @@ def test_a_refusal_and_a_failure_have_their_own_codes() -> None:
 @pytest.mark.parametrize(("late", "code"), [(1, ExitCode.RIGHT), (2, ExitCode.ABOVE_SHARE)])
 def test_late_and_rejected_rows_above_a_share_have_a_code_on_request(late: int, code: ExitCode) -> None:
     report = RunReport(query=QUERY)
-    report.totals.add({"received": 100, "operations_late": late, "events_received": 1000, "events_rejected": 10})
+    counted = {"received": 100, "operations_late": late - 1, "rejected": 1}
+    report.totals.add({**counted, "events_received": 1000, "events_rejected": 10})
     assert report.exit_code(0.01) == code
     assert report.exit_code() == ExitCode.RIGHT
+
+
+@pytest.mark.parametrize(("next_ms", "is_done"), [(5, True), (6, False)])
+def test_a_run_that_leaves_an_operation_due_has_not_done_everything(
+    next_ms: int, is_done: bool, tmp_path: Path
+) -> None:
+    for log, body in (("offsets", {"batchWatermarkMs": 5}), ("commits", {"nextBatchWatermarkMs": next_ms})):
+        (tmp_path / log).mkdir()
+        (tmp_path / log / "7").write_text(f"v1\n{json.dumps(body)}")
+    assert _is_done(Places(tmp_path, tmp_path, ()), {"offsets": 7, "commits": 7}) == is_done
 
 
 def test_the_report_of_a_refused_run_has_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

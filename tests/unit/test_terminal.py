@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from spark_purgatory import __main__ as module
+from spark_purgatory import cli
 from spark_purgatory.cli import GROUPS, app
 from spark_purgatory.job.show_pending import FoundPending, Kind, PendingRequest, _print, rows_text
 from spark_purgatory.terminal import PlainConsole, say, terminal
@@ -81,6 +83,40 @@ def test_a_command_that_writes_is_refused_where_nobody_can_agree(
     line = [sys.executable, "-m", "spark_purgatory", name, *words]
     ran = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (ran.returncode, ran.stderr) == (2, done.stderr), "in a process of its own too"
+
+
+HANDED_TO = (
+    "doctor.report.run_doctor", "demo.runner.run_demo", "job.runner.run_file", "job.check_file.check_file",
+    "job.status.show_status", "job.show_pending.show_pending", "job.commands.guarded_reading",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for names in GROUPS.values() for name in names if name != "example"])
+def test_every_word_of_a_command_reaches_what_carries_it_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[str] = []
+
+    def take(*given: object, **named: object) -> int:
+        handed.append(repr((given, named)))
+        return 0
+
+    monkeypatch.setattr(cli, "require_spark", lambda *given, **named: None)
+    for place in HANDED_TO:
+        monkeypatch.setattr(f"spark_purgatory.{place}", take)
+    group: Any = typer.main.get_command(app)
+    whole, needed, flags, values = [name], [name], list[str](), list[str]()
+    for number, each in enumerate(group.commands[name].params, 1000):
+        if getattr(each, "is_flag", False):
+            flags.append(each.opts[0])
+        else:
+            values.append({"fail_above": "0.17", "format": "iceberg"}.get(each.name, str(number)))
+            words = [values[-1]] if each.param_type_name == "argument" else [each.opts[0], values[-1]]
+            whole += words
+            needed += words * each.required
+    for words in (whole, needed, *([*needed, flag] for flag in flags)):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done
+    assert [value for value in values if value not in handed[0]] == []
+    assert len(set(handed)) == len(handed), "a flag changes nothing"
 
 
 @pytest.mark.parametrize(
