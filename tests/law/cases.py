@@ -119,6 +119,8 @@ ab all_keys: b12=2#x a13=2#x -> COMPLETED 13 1 -
 ab quorum(2): b12=2#x a13=2#x -> COMPLETED 13 1 -
 ab count(2): b12=2#x a13=2#x -> EXPIRED 20 1 null
 ab sum_at_least(3): b12=2#x a13=2#x -> EXPIRED 20 1 null
+ab sum_at_least(2): a12=2#x b12=1#x -> EXPIRED 20 1 null
+ab sum_at_least(2): a12=1#x b12=2#x -> EXPIRED 20 1 null
 ab count(1): fail:a12 a13#x b14#x -> COMPLETED 14 1 null
 ab level(1): a12=1#x a13=1#x b14=1#y -> COMPLETED 14 2 -
 # an event that names an operation speaks to that one alone, on a key that it watches

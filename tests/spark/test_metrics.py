@@ -95,6 +95,7 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     assert flat["drained_bytes_total"] == sum(path.stat().st_size for path in files)
     assert staged["staged_bytes"] + staged["buffer_available_bytes"] == sink.options.bytes_of("buffer_memory")
     assert flat["linger_ms"] == 3_600_000
+    assert 1 <= flat["shard_skew"] <= flat["shards"] == 3
     assert flat["staged_bytes"] == flat["staged_age_ms"] == 0 < staged["staged_age_ms"]
 
     assert served.port is not None

@@ -149,12 +149,14 @@ def test_a_rebuild_writes_what_the_job_wrote_and_refuses_files_that_it_has_not_r
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The query would decide them once more."""
-    config = job(tmp_path, emit="early")
+    config = job(tmp_path, emit="early", orphans="all")
     land(tmp_path, "orders", "1", ("a", "10:00"), ("clock", "12:00"))
     land(tmp_path, "payments", "1", ("a", "10:10"), ("none", "12:00"))
     run_once(spark, config)
-    planned(spark, config, RebuildRequest()).write()
-    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1})
+    rebuild = planned(spark, config, RebuildRequest(event_time_start="2026-11-01 09:00:00"))
+    assert rebuild.counts == {"COMPLETED": (1, 1), "ORPHAN": (1, 1)}
+    rebuild.write()
+    assert statuses(spark, config) == Counter({("a", "COMPLETED"): 1, (None, "ORPHAN"): 1})
     land(tmp_path, "orders", "2", ("new", "12:10"))
     with pytest.raises(ConfigError, match=r"operations.source has 1 files that the job has not read: run the job once"):
         planned(spark, config, RebuildRequest())

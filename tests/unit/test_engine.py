@@ -85,6 +85,16 @@ def test_with_a_coarse_tick_too_a_level_is_reached_when_it_was_whatever_else_is_
     )
 
 
+@both
+def test_a_level_of_an_operation_behind_its_deadline_is_that_of_the_largest_value_whatever_is_forgotten(
+    spec: EngineSpec,
+) -> None:
+    """The log still has the smaller one, which came in time."""
+    events = [ev(time=3_000, value=5.0), ev(time=8_000, value=9.0)]
+    late = op(created=1_000, deadline=4_000)
+    play(replace(spec, criterion=criteria.level(5)), (0, events, ""), (20, [late], "o EXPIRED 4000"))
+
+
 @pytest.mark.parametrize("time", [10_000, 400_000, 999_999])
 def test_a_coarse_tick_holds_an_outcome_no_shorter_than_final_asks(time: int) -> None:
     spec = replace(HELD, tick_ms=1000)
