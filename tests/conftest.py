@@ -91,7 +91,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from spark_purgatory.spark.checkpoint.start_check import LOCAL_CHECKPOINT
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import STATE_STORE_SETTINGS
-    from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+    from spark_purgatory.spark.sink.table.delta_target import DELTA_SETTINGS
     from tests.support.children import only_connect_server
     from tests.support.quick_spark import OF_TESTS, YOUNG, forget_defaults_of_map_reduce, remember_java_classes
 

@@ -32,8 +32,7 @@ from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.placement import too_many
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package

@@ -31,8 +31,7 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
-from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.sink.table.delta_target import DELTA_SETTINGS, EXTENSION, LEAN_SETTINGS, delta_package
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import RUNTIMES, iceberg_package
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION

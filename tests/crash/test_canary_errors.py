@@ -107,8 +107,6 @@ class Scene:
         finally:
             if query is not None:
                 self.told += [str(query.exception()), str(query.recentProgress)]
-                futures = [future for batch in range(5) for future in query.futures(batch)]
-                self.told += [str(future.exception()) for future in futures if future.is_done]
         return None
 
     def _heard(self, delivery: object, error: BaseException | None) -> None:

@@ -54,7 +54,7 @@ class Staged:
             adopted = Adopted(actions.find(self.spark, ledger, before))
             protocol.apply(ledger, adopted, Work(self.spark, before), 0)
             pieces = list(ledger.pieces.values())
-            if ledger.first_missing is not None:
+            if ledger.fault is not None:
                 return "StagingError"
             actions.check_pieces(self.spark, ledger, pieces)
             by_partition: dict[str, list[Piece]] = {}

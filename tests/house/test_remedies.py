@@ -126,9 +126,6 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_of_two_runs_that_staged_the_same_rows_either_folder_may_go": (
             "move {last[0]}, whose rows are the same, elsewhere",
         ),
-        "test_of_two_writers_of_one_folder_the_record_shows_whose_files_may_go": (
-            "move the files of one of these names elsewhere",
-        ),
         "test_a_staged_file_is_known_by_its_path": ("move it elsewhere",),
     },
     "spark/test_start_checks.py": {

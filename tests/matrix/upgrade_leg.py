@@ -85,7 +85,7 @@ def session(host: str, sink: str) -> SparkSession:
     if sink == "delta":
         from delta import configure_spark_with_delta_pip
 
-        from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+        from spark_purgatory.spark.sink.table.delta_target import DELTA_SETTINGS
 
         for name, value in {**DELTA_SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}.items():
             builder = builder.config(name, value)

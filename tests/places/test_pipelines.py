@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.jars import resolved
 from spark_purgatory import STATE_STORE_SETTINGS
-from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+from spark_purgatory.spark.sink.table.delta_target import DELTA_SETTINGS
 from tests.support.delta_files import delta_rows
 from tests.support.pipelines import run_pipeline
 from tests.support.places_world import World, differences

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, overload
 
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.spark.sink.drain.policy_adapter import KEPT_FUTURES
 from tests.simulation.driver import Settings
 from tests.simulation.play import quiet
 from tests.simulation.simulation import PLANNED, Plan, Simulation
@@ -104,7 +103,6 @@ class Left(NamedTuple):
     files: int
     states: int
     log_entries: int
-    futures: int  # Beyond those of the last `KEPT_FUTURES` micro-batches.
     epochs: int
 
 
@@ -164,6 +162,5 @@ def _left(simulation: Simulation) -> Left:
         files=len(checkpoint.files),
         states=len(checkpoint.states.files),
         log_entries=max(map(entries_of, states), default=0),
-        futures=max(0, len(run.sender.policy.futures) - KEPT_FUTURES),
         epochs=len(run.sender.ledger.epochs),
     )

@@ -24,9 +24,8 @@ from spark_purgatory.spark.host import calls, log_host
 from spark_purgatory.spark.host.log_host import LogHost
 from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import protocol, sender, spark_actions
+from spark_purgatory.spark.sink.drain import protocol, sender, spark_actions, table_truth
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger import DrainState, EmptyRun, Ledger, idle_paths
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
@@ -70,11 +69,11 @@ def drain_without_retries(patch: Patch) -> None:
 def no_read_back(patch: Patch) -> None:
     """Nobody asks the table whether it has a commit."""
 
-    def trusting(self: TableTruth, ledger: Ledger, intent: Any, state: Any) -> Any:
+    def trusting(ledger: Ledger, intent: Any, state: Any) -> Any:
         commit = DrainCommit(state.history.version, ledger.names.app_id, intent.number, intent.uuid)
         return do.Found("a table", commit)
 
-    patch(TableTruth, "read_back", trusting)
+    patch(table_truth, "read_back", trusting)
 
 
 def nothing_synchronised(patch: Patch) -> None:
@@ -196,7 +195,7 @@ def no_intent(patch: Patch) -> None:
 
 
 def no_judge(patch: Patch) -> None:
-    patch(TableTruth, "compare", lambda self, ledger, state: None)
+    patch(table_truth, "compare", lambda ledger, state: None)
 
 
 def clean_up_first(patch: Patch) -> None:

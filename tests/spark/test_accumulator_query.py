@@ -30,13 +30,7 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     monitor(query, metrics.progress())
     wait_until(lambda: not query.isActive, query)
     assert not query.isActive
-    place = re.escape(str(stream.folder / "table"))
-    assert re.fullmatch(
-        rf"query into {place} has ended; micro-batch \d of \S+Z took \S+ m?s, \d+ rows in, no watermark yet; "
-        r"\S+ K?i?B staged",
-        query.status_line(),
-    )
-    assert repr(query) == f"<AccumulatorQuery: {query.status_line()}>"
+    assert repr(query) == f"<AccumulatorQuery: query into {stream.folder / 'table'} has ended>"
     assert not sink.table_exists(stream.spark), "reading isActive writes nothing"
     foreign = stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta")
     foreign.partitionBy("part").save(str(stream.folder / "table"))
@@ -70,7 +64,7 @@ def test_micro_batches_go_on_beside_a_drain(stream: Stream, monkeypatch: pytest.
 def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing(stream: Stream) -> None:
     stream.add(1)
     first = start(stream, accumulator(stream, **HOUR))
-    wait_until(lambda: bool(first.futures(0)), first)
+    wait_until(lambda: bool(first.metrics().get("staged_bytes")), first)
     old = stream.sink
     stream.add(1)
     second = start(stream, accumulator(stream, **HOUR))

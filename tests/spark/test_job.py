@@ -32,7 +32,7 @@ from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.sources import purgatory_of, read_input
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
-from spark_purgatory.spark.sink.table.delta_session import delta_package
+from spark_purgatory.spark.sink.table.delta_target import delta_package
 from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 from tests.support.job_process import JobProcess
 

@@ -28,10 +28,9 @@ def test_rows_that_have_lingered_leave_a_stream_that_has_gone_quiet(stream: Stre
     linger_s = 2
     sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
     query = start(stream, sink)
-    wait_until(lambda: bool(query.futures(0)) and all(future.is_done for future in query.futures(0)), query)
+    wait_until(lambda: bool(deliveries), query)
     assert stream.numbers() == every(1)
     query.stop()
-    assert {future.result() for future in query.futures(0)} == set(deliveries)
     assert sum(value.rows for value in deliveries) == 10
     assert {value.version for value in deliveries} == {0}
     assert min(value.queued_ms for value in deliveries) >= 1000 * linger_s / 2, "how soon after, the machine decides"

@@ -27,7 +27,6 @@ from spark_purgatory.spark.sink.staging.ledger import (
 )
 from spark_purgatory.spark.sink.staging.staged_files import (
     RulesOfSchemas,
-    check_one_writer,
     file_at,
     hash_names,
     measured,
@@ -110,19 +109,6 @@ def test_of_two_runs_that_staged_the_same_rows_either_folder_may_go() -> None:
     other = replace(twins[1], rows=6)
     with pytest.raises(ForeignWriterError, match="Stop one of them, and start over with a new checkpoint"):
         ledger(record(twins[0]), record(other, rows=6)).adopt([twins[0], other], before=1)
-
-
-def test_of_two_writers_of_one_folder_the_record_shows_whose_files_may_go() -> None:
-    """Nothing has proven that they hold the same rows, and the advice was to remove either."""
-    right, wrong = piece(0), replace(piece(0, writer=OTHER), checksum=12)
-    check_one_writer([right, piece(1, writer=OTHER)], "/staging")
-    with pytest.raises(
-        ForeignWriterError, match=r"holds files of 2 writers.*move the files of one of these names elsewhere.* exchange"
-    ):
-        check_one_writer([right, wrong], "/staging")
-    with pytest.raises(StagingError, match=r"checksum 12. in 1 pieces, but 5 rows .checksum 11. by its record"):
-        ledger(record(right)).adopt([wrong], before=1)
-    assert ledger(record(right)).adopt([right], before=1) == 1
 
 
 def test_an_intent_that_is_not_there_is_missed_by_what_came_after_it() -> None:

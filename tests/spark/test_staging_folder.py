@@ -37,9 +37,11 @@ def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(params=["files", "jobs"])
 def place(request: pytest.FixtureRequest, elsewhere: str, tmp_path: Path) -> tuple[StagingFolder, Path]:
     """A staging folder written by Python or by Spark, and where it lies."""
-    if request.param == "files":
-        return StagingFolder(str(tmp_path / "checkpoint"), tmp_path / "checkpoint"), tmp_path / "checkpoint"
-    return StagingFolder(elsewhere), tmp_path / "remote" / "checkpoint"
+    checkpoint = tmp_path / "checkpoint" if request.param == "files" else tmp_path / "remote" / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id":"a"}', encoding="utf-8")
+    folder = StagingFolder(str(checkpoint), checkpoint) if request.param == "files" else StagingFolder(elsewhere)
+    return folder, checkpoint
 
 
 def entry_files(checkpoint: Path) -> list[Path]:

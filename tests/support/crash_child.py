@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
+from spark_purgatory.spark.sink.table.delta_target import DELTA_SETTINGS
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"

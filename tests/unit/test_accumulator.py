@@ -17,10 +17,8 @@ from spark_purgatory.accumulator.policy import (
     MIN_RATIO,
     AccumulatorPolicy,
     ProducerBatch,
-    RecordFuture,
     SizeCalibration,
 )
-from spark_purgatory.errors import BatchStateError
 
 AMPLE = 10**9
 Policy = AccumulatorPolicy[str, int]
@@ -86,19 +84,6 @@ def test_a_transaction_takes_the_full_batches_behind_the_first_that_fit() -> Non
     assert sizes_of(accumulator.peek("xy", 199)) == [[100], [80]] and not accumulator.peek([], AMPLE)
     passed_over = sizes_of(accumulator.peek("xy", 225, everything=True))
     assert passed_over == [[100], [100], [20]], "the 80 bytes that do not fit take no room from what is behind them"
-
-
-def test_callbacks_of_a_future_are_in_the_order_of_their_addition_and_late_ones_run_at_once() -> None:
-    future, heard = RecordFuture[str](), list[str]()
-    with pytest.raises(BatchStateError, match="has not ended yet"):
-        future.result()
-    future.add_done_callback(lambda value, error: heard.append(f"a {value} {error}"))
-    future.add_done_callback(lambda value, error: heard.append("b"))
-    for call in future.settle("done", None):
-        call()
-    future.add_done_callback(lambda value, error: heard.append("late"))
-    assert heard == ["a done None", "b", "late"]
-    assert future.is_done and future.result() == "done" and future.exception() is None
 
 
 MIB = 1 << 20

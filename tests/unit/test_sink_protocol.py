@@ -440,7 +440,6 @@ def test_rows_that_the_table_does_not_take_for_delivery_timeout_stop_the_query_a
     with pytest.raises(DeliveryTimeoutError, match="for delivery_timeout, 60,000 ms: absent") as raised:
         run(world, sender)
     assert told == [(None, raised.value)]
-    assert {future.exception() for future in sender.policy.futures[0].values()} == {raised.value}
     world.takes_nothing = False
     run(world)
     assert world.in_table() == world.every()
@@ -548,7 +547,7 @@ def test_a_callback_that_raises_is_logged_like_kafkas(
         raise kind("a fault of the caller's")
 
     adapter = PolicyAdapter(SinkOptions(path="/table"), "/table", raises)
-    adapter._notify(Delivery("/table", 1, 2, 3, 4), None)
+    adapter.notify(Delivery("/table", 1, 2, 3, 4), None)
     assert "on_delivery raised" in caplog.text and "a fault of the caller's" in caplog.text
 
 
@@ -556,26 +555,8 @@ def test_a_callback_that_raises_is_logged_like_kafkas(
 def test_a_call_that_would_wait_for_its_own_callback_is_refused(call: str, caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender(SinkOptions(path="/table"), "/checkpoint", lambda delivery, error: getattr(query, call)())
     query = AccumulatorQuery(None, sender, None, {})  # type: ignore[arg-type]
-    sender.policy._notify(Delivery("/table", 1, 2, 3, 4), None)
+    sender.policy.notify(Delivery("/table", 1, 2, 3, 4), None)
     assert f"{call}() in on_delivery would wait for itself: call it in another thread" in caplog.text
-
-
-def test_a_callback_of_a_future_that_raises_is_logged_and_the_query_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    world = made("nothing lingers")
-    sender = WorldSender(world)
-
-    def raises(delivery: Delivery | None, error: BaseException | None) -> None:
-        raise RuntimeError("a fault of the caller's")
-
-    def hook(name: str) -> None:
-        for future in sender.policy.futures[0].values() if name == "after intend" else ():
-            future.add_done_callback(raises)
-
-    do.hook = hook
-    sender.take(0)
-    sender.take(None, flush=True)
-    assert world.in_table() == world.every() and world.rows
-    assert "callback of a future raised" in caplog.text and "a fault of the caller's" in caplog.text
 
 
 def test_a_call_of_the_user_gets_a_table_of_its_own() -> None:

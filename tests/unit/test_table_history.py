@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Names
 from spark_purgatory.spark.sink.table.column_rules import is_padded
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
@@ -67,9 +67,9 @@ def test_a_metadata_file_of_another_query_id_is_known_by_the_checkpoints_own_dra
     before = write(1, "spark_purgatory/true", 0, "u0")
     for entries in ([before], [write(0), write(2, "spark_purgatory/true", 1, "u1")]):
         with pytest.raises(StagingError, match=r'/c/metadata names the query .*write that id .*\{"id":"true"\}'):
-            TableTruth().compare(ledger, TableState(facts, history(*entries)))
+            table_truth.compare(ledger, TableState(facts, history(*entries)))
     others = history(write(0, THEIRS, 0, "v"), write(1, "spark_purgatory/flipped", 0, "u0"))
-    TableTruth().compare(ledger, TableState(facts, others))
+    table_truth.compare(ledger, TableState(facts, others))
 
 
 @pytest.mark.parametrize(

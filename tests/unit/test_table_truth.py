@@ -10,8 +10,8 @@ import pytest
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError, TableLostError
+from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.drain.actions import Found, NotThere
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.repair import Conflict, _decided
 from spark_purgatory.spark.sink.staging.ledger import Contents, DrainState, Intent, Ledger, Names, Piece, TakenBack
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
@@ -53,16 +53,16 @@ def test_a_restore_while_a_drain_is_written_is_seen_when_it_is_read_back(by_this
         TableLostError,
         match=r"it was restored to version 0 while a drain was written\. Rows of drain 1 may be in the table of now",
     ):
-        TableTruth().read_back(written(ledger, by_this_run), intent, state)
+        table_truth.read_back(written(ledger, by_this_run), intent, state)
     ledger, intent, state = drained(Table())
-    assert isinstance(TableTruth().read_back(written(ledger, by_this_run), intent, state), Found)
+    assert isinstance(table_truth.read_back(written(ledger, by_this_run), intent, state), Found)
 
 
 @pytest.mark.parametrize("by_this_run", [True, False])
 def test_a_restore_after_a_drain_was_written_takes_it_back_though_the_one_before_is_there(by_this_run: bool) -> None:
     """The run ended well, and its rows were gone."""
     ledger, intent, state = drained(Table(), restored_to=1, after=True)
-    assert TableTruth().read_back(written(ledger, by_this_run), intent, state) == NotThere(TakenBack(1, 3))
+    assert table_truth.read_back(written(ledger, by_this_run), intent, state) == NotThere(TakenBack(1, 3))
 
 
 def test_other_rows_than_the_staged_ones_stop_the_query_until_the_owner_says_that_the_drain_is_right() -> None:
@@ -72,10 +72,10 @@ def test_other_rows_than_the_staged_ones_stop_the_query_until_the_owner_says_tha
     history = replace(state.history, entries=(wrong, *older))
     for _ in range(2):
         with pytest.raises(StagingError, match=r"committed 5 rows .* files held 1") as raised:
-            TableTruth().read_back(written(ledger, False), intent, TableState(FACTS, history))
+            table_truth.read_back(written(ledger, False), intent, TableState(FACTS, history))
     name, value = re.findall(r"TBLPROPERTIES \('(.*?)' = '(.*?)'\)", str(raised.value))[0]
     told = TableState(replace(FACTS, properties={name: value}), history)
-    assert TableTruth().read_back(ledger, intent, told) == Found("a table", wrong.commit)
+    assert table_truth.read_back(ledger, intent, told) == Found("a table", wrong.commit)
 
 
 def test_a_checkpoint_that_is_older_than_the_table_is_told_the_version_that_belongs_to_it() -> None:
@@ -85,10 +85,10 @@ def test_a_checkpoint_that_is_older_than_the_table_is_told_the_version_that_belo
     ledger.drain, ledger.table_version, ledger.table_id = DrainState.DONE, 1, "a table"
     history = whole_history(lambda limit: table.versions[-limit:], 0)
     with pytest.raises(ForeignWriterError, match="it belongs to version 1: RESTORE the table to version 1, "):
-        TableTruth().look(ledger, TableState(FACTS, history))
+        table_truth.look(ledger, TableState(FACTS, history))
     table.restore(back=1)
     history = whole_history(lambda limit: table.versions[-limit:], 0)
-    assert TableTruth().look(ledger, TableState(FACTS, history)).taken_back == TakenBack(1, 3)
+    assert table_truth.look(ledger, TableState(FACTS, history)).taken_back == TakenBack(1, 3)
 
 
 def intent(uuid: str, last_batch: int, run: int) -> LogEntry:

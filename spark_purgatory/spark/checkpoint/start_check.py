@@ -188,7 +188,6 @@ def _told(spec: EngineSpec, shards: int, states: Iterator[ShardState]) -> Iterat
 
 
 def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:
-    """Yield the newest times that shards have seen (for `gather_tasks`)."""
     for state in states:
         tally = Tally(**state.metadata()["tally"])
         yield tally.newest_operation_us, tally.newest_event_us

@@ -192,7 +192,6 @@ class QueryMonitor(QueryListener):
                 LOG.warning("a reporter of query %s raised; the query goes on", self._label, exc_info=True)
 
     def _read_gauges(self, now_ms: int) -> None:
-        """Start a read if it is time and none is running."""
         if self._checkpoint is None or now_ms - self._gauges_ms < self._gauges_every_ms:
             return
         if self._reading.acquire(blocking=False):

@@ -144,8 +144,6 @@ def reached(failpoint: str) -> None:
 
 
 class Layout(NamedTuple):
-    """The properties of a checkpoint that a move may change."""
-
     host: str
     shards: int
     partitions: int

@@ -108,7 +108,6 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
 
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:
-    """Yield the fields of `ShardFacts` (for `gather_states`)."""
     blob = state.blob()
     facts, arrays, tables = read_blob(blob)
     payload = None
@@ -178,7 +177,6 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
 
 
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
-    """Return the Spark schemas of the tables, without the number of each row."""
     texts = {name: text for each in found.found for name, text in each.facts["texts"].items()}
     id_type, key_type = (
         "binary" if texts.get(name) == "binary" else "string" for name in ("operations.id", "operations.keys")
@@ -350,7 +348,6 @@ class Importing:
     history: Mapping[str, Any]
 
     def engine(self, key: Any, rows: Iterable[tuple[int, bytes]]) -> EventTimePurgatory:
-        """Return the engine of a shard, made of rows of the exchange, (side, blob)."""
         sides: dict[int, list[bytes]] = {side: [] for side in SIDES.values()}
         for side, blob in rows:
             sides[int(side)].append(bytes(blob))

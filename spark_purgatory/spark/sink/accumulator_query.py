@@ -12,12 +12,9 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory.accumulator.policy import RecordFuture
 from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
-from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.heartbeat import is_theirs
-from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.formats import opened
 from spark_purgatory.spark.sink.table.target import Target
@@ -56,24 +53,9 @@ class AccumulatorQuery:
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
     def __repr__(self) -> str:
-        return f"<AccumulatorQuery: {self.status_line()}>"
-
-    def status_line(self) -> str:
-        """Return one line: the query, its table and state, its last micro-batch, its watermark, its staged bytes.
-
-        `spark_purgatory.gauges` counts the operations that wait.
-        """
-        error, progress, staged = self.exception(), self.lastProgress, self.metrics().get("staged_bytes")
+        error = self.exception()
         state = "runs" if self.isActive else "has ended" if error is None else f"failed: {sentence_of(error)}"
-        texts = [f"{self.name or 'query'} into {self.target} {state}"]
-        if progress is not None:
-            took = readable_ms(progress["durationMs"].get("triggerExecution", 0))
-            rows = sum(max(0, each["numInputRows"]) for each in progress["sources"] if is_theirs(each["description"]))
-            time = progress["eventTime"].get("watermark", "")
-            watermark = "no watermark yet" if time[:5] in ("", "1970-") else f"watermark {time}"
-            batch = f"micro-batch {progress['batchId']} of {progress['timestamp']}"
-            texts.append(f"{batch} took {took}, {rows:,} rows in, {watermark}")
-        return "; ".join([*texts, f"{readable_bytes(staged)} staged"] if staged else texts)
+        return f"<AccumulatorQuery: {self.name or 'query'} into {self.target} {state}>"
 
     @property
     def query(self) -> StreamingQuery:
@@ -172,15 +154,6 @@ class AccumulatorQuery:
         if (error := self._query.exception()) is not None:
             raise error
 
-    def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
-        """Return the futures of a recent micro-batch, one for each staged file and table partition.
-
-        They exist once the staged files are counted, which is when they may fill a file of the table, or at the drain.
-        Raises ConfigError under Spark Connect.
-        """
-        _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
-        return tuple(self._sender.policy.futures.get(batch_id, {}).values())
-
     def flush(self) -> None:
         """Bring everything staged to the table.
 
@@ -193,7 +166,11 @@ class AccumulatorQuery:
         if not self.isActive:
             self._drain()
             return
-        _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
+        if is_remote():
+            raise ConfigError(
+                "Spark Connect has no flush() of a running query: the sink runs in the server. Call close(), or "
+                "shorten linger"
+            )
         self._sender.flush_requested = True
         while self._sender.flush_requested:
             if not self.isActive:
@@ -278,8 +255,3 @@ class AccumulatorQuery:
     def _notify(self, draining_rows: int) -> None:
         for listener in self._listeners:
             listener({**self.metrics(), "draining_rows": draining_rows})
-
-
-def _refuse_remote(what: str) -> None:
-    if is_remote():
-        raise ConfigError(f"Spark Connect has no {what}")

@@ -30,7 +30,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.protocol import missing
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth, drains_in
+from spark_purgatory.spark.sink.drain.table_truth import compare, drains_in
 from spark_purgatory.spark.sink.staging.ledger import Ledger, Names, Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
@@ -378,7 +378,7 @@ def _looked_at(
             drains = ledger.next_drain - (not ledger.is_done)
             if drains and version == NO_VERSION and target.table:
                 check_name(spark, target.table, drains, app_id)
-            TableTruth().compare(ledger, state)
+            compare(ledger, state)
             if fault is not None:
                 raise fault
             if found < committed:
@@ -388,7 +388,6 @@ def _looked_at(
 
 
 def _is_of(ledger: Ledger, state: TableState) -> bool:
-    """Return True if the table is the one that the query has written to."""
     if state.facts is None or ledger.table_id is not None:
         return state.facts is not None and state.facts.id == ledger.table_id
     return bool(state.history.drains(ledger.names.app_id))

@@ -20,8 +20,6 @@ from spark_purgatory.spark.sink.table.target import Target
 
 
 class Conflict(NamedTuple):
-    """Entries of one name that differ."""
-
     true: LogEntry
     false: tuple[LogEntry, ...]
     why: str

@@ -169,7 +169,6 @@ def _of_table(
     facts: TableFacts,
     special: SpecialColumns,
 ) -> tuple[str, ...]:
-    """Return the stream's names of the table's partition columns that it has."""
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
     for name in ours:

@@ -88,7 +88,6 @@ def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undon
 
 
 def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
-    """Return the faults of the files from which a query continues. It must have started."""
     logs = logs_of(files_in(spark, checkpoint, "offsets", "commits", "sources"))
     if not logs.keys() & {"offsets", "commits"} and len(files_in(spark, checkpoint, *OF_BATCHES)) > 1:
         return [Damage("offsets", f"has no micro-batch, but {' or '.join(OF_BATCHES)} has files of one")]

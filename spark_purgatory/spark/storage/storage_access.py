@@ -74,7 +74,6 @@ def absolute(spark: SparkSession, path: str) -> str:
 
 
 def write_line(spark: SparkSession, path: str, line: str, mode: str) -> None:
-    """Write a line into a folder, as its one file."""
     row = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))
     with settings(spark, SMALL_QUERY):
         row.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(path)

@@ -31,8 +31,6 @@ class Skip:
 
 
 class Stage(NamedTuple):
-    """Write the rows of the micro-batch into the staging folder, and their record into the log."""
-
     now_ms: int
     max_file_rows: int
 
@@ -46,8 +44,6 @@ class Admit:
 
 
 class Intend(NamedTuple):
-    """Make an intent durable: these pieces go to the table."""
-
     taken: tuple[Piece, ...]
 
 
@@ -102,8 +98,6 @@ def reach(name: str) -> None:
 
 
 class Looked(NamedTuple):
-    """The table fits the log."""
-
     table_id: str | None
     taken_back: TakenBack | None = None
 
@@ -153,8 +147,6 @@ class Committed:
 
 
 class Found(NamedTuple):
-    """The table has the commit."""
-
     table_id: str | None
     commit: DrainCommit
 

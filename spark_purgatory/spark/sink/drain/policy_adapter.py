@@ -22,7 +22,6 @@ from spark_purgatory.accumulator.policy import (
     AccumulatorPolicy,
     Callback,
     DecayedQuotient,
-    RecordFuture,
     SizeCalibration,
     exponential_backoff_ms,
 )
@@ -39,7 +38,6 @@ MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
 MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
 MAX_FILES_AHEAD = 8  # So many files' bytes may stay uncounted, in case all belong to a new partition.
-KEPT_FUTURES = 100
 MAX_FULL = 1.25  # A file may be larger than batch_size by this factor before it is cut.
 TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
 
@@ -82,7 +80,7 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The delivery of rows, which is the value of their future (Kafka: ``RecordMetadata``)."""
+    """The delivery of rows (Kafka: ``RecordMetadata``)."""
 
     table: str
     version: int
@@ -95,7 +93,7 @@ class Delivery:
 
 
 class PolicyAdapter:
-    """The policy of one query's sink, with its estimates of sizes and its futures."""
+    """The policy of one query's sink, with its estimates of sizes."""
 
     def __init__(self, options: SinkOptions, table: str, on_delivery: Callback[Delivery] | None = None) -> None:
         self.table = table
@@ -109,8 +107,6 @@ class PolicyAdapter:
         self.backlog = Backlog()
         # Of the pieces in the ledger's dictionary, which is another one whenever the pieces are others.
         self._queued: tuple[Mapping[tuple[str, str], Piece], AccumulatorPolicy[str, Piece]] | None = None
-        # By micro-batch and piece: all that wait, and the last `KEPT_FUTURES` micro-batches that were delivered.
-        self.futures: dict[int, dict[tuple[str, str], RecordFuture[Delivery]]] = {}
         self.totals = Counter[str]()  # Metrics of this run that only grow, and the time of the last drain.
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)  # The time that the last drain took.
         self.every_ms = 0  # The time from one micro-batch to the next.
@@ -185,7 +181,6 @@ class PolicyAdapter:
     # --- what it learns ------------------------------------------------------------------------------------------
 
     def learn(self, ledger: Ledger, result: do.Result) -> None:
-        """Learn from the result of an action, which the ledger has, and log it."""
         match result:
             case do.Found(_, commit):
                 self._delivered(ledger, commit)
@@ -200,14 +195,10 @@ class PolicyAdapter:
                 self._note_failure(ledger, ledger.failure)
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
-        self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
-        for batch_id, found in pieces.items():
-            for piece in found:
-                self.sizes.observe_staged(piece.staged_bytes, piece.rows)
-            self.futures[batch_id] = {piece.key: RecordFuture() for piece in found}
-        done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch.values())]
-        for number in done[:-KEPT_FUTURES]:
-            del self.futures[number]
+        counted = [piece for found in pieces.values() for piece in found]
+        self.backlog.learn(batches, counted)
+        for piece in counted:
+            self.sizes.observe_staged(piece.staged_bytes, piece.rows)
 
     def _note_failure(self, ledger: Ledger, failure: Failed) -> None:
         self.totals["drain_retries_total"] += 1
@@ -233,7 +224,7 @@ class PolicyAdapter:
         )
 
     def _deliver_files(self, files: Sequence[list[Piece]], commit: DrainCommit, now_ms: int) -> None:
-        """Complete the futures of a drain and correct the estimates; a file's bytes are a share of all."""
+        """Correct the estimates and report each file; its bytes are a share of all."""
         staged = [sum(piece.staged_bytes for piece in pieces) for pieces in files]
         if commit.bytes is not None:
             self.sizes.observe_committed(sum(staged), commit.bytes)
@@ -241,19 +232,9 @@ class PolicyAdapter:
             file_bytes = (commit.bytes or 0) * staged_bytes // max(1, sum(staged))
             queued_ms = max(0, now_ms - min(piece.staged_ms for piece in pieces))
             rows = sum(piece.rows for piece in pieces)
-            delivery = Delivery(self.table, commit.version, rows, file_bytes, queued_ms)
-            for piece in pieces:
-                if future := self.futures.get(piece.batch_id, {}).get(piece.key):
-                    _settle(future, delivery, None)
-            self._notify(delivery, None)
+            self.notify(Delivery(self.table, commit.version, rows, file_bytes, queued_ms), None)
 
-    def give_up(self, error: BaseException) -> None:
-        """Tell everyone who waits for a delivery that the query ends with an error."""
-        for future in [future for batch in self.futures.values() for future in batch.values() if not future.is_done]:
-            _settle(future, None, error)
-        self._notify(None, error)
-
-    def _notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
+    def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
         """Call the user's callback. An error that it raises is logged, as by Kafka's producer."""
         self.calling = get_ident()
         try:
@@ -279,12 +260,3 @@ class PolicyAdapter:
         if files := self.totals["drained_files_total"]:
             values["file_bytes_avg"] = self.totals["drained_bytes_total"] / files
         return values
-
-
-def _settle(future: RecordFuture[Delivery], delivery: Delivery | None, error: BaseException | None) -> None:
-    """End a future. Errors of its callbacks are logged, as by Kafka's producer."""
-    for call in future.settle(delivery, error):
-        try:
-            call()
-        except OF_CALLBACKS:
-            LOG.exception("a callback of a future raised an error, which changes nothing else")

@@ -49,11 +49,8 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
 
 
 def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
-    """Return the next action, which depends on the arguments alone."""
     if ledger.fault is not None:
         return do.Stop(ledger.fault)
-    if ledger.first_missing is not None:
-        return do.Stop(missing(ledger, ledger.first_missing, work.before))
     if not ledger.is_compared:
         return do.Look()
     if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
@@ -186,7 +183,7 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
         case do.Adopted(pieces, repartitions):
             lost = ledger.adopt(pieces, work.before, repartitions)
             ledger.is_adopted, ledger.adopted_ms = True, now_ms
-            ledger.first_missing = lost if lost < work.before else None
+            ledger.fault = missing(ledger, lost, work.before) if lost < work.before else None
         case do.Skipped(contents):
             work.is_evaluated = True
             if work.batch_id != ledger.last_batch or contents != ledger.last_contents:

@@ -147,7 +147,7 @@ class Sender:
             self.has_failed = False
         except Exception as error:
             if not is_interruption(error):
-                self.policy.give_up(out_of_batch(error))
+                self.policy.notify(None, out_of_batch(error))
             raise
         finally:
             self.is_running = False

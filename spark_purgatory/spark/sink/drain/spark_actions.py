@@ -16,7 +16,7 @@ from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageError, is_interruption, sentence_of
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.ledger import (
     Contents,
@@ -58,7 +58,6 @@ class SparkActions:
     def __init__(self, options: SinkOptions, checkpoint: str, target: Target) -> None:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
-        self.truth = TableTruth()
         self.looked: TableLook | None = None  # The table before the commit that follows, or is under way.
         self.rules = staged_files.RulesOfSchemas(options, target.partition_by)
 
@@ -125,24 +124,20 @@ class SparkActions:
         raise BugError(f"{action!r} is not done on Spark")
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
-        return self.truth.look(ledger, self.target.state(spark, ledger.first_needed_version, ledger.names.app_id))
+        return table_truth.look(ledger, self.target.state(spark, ledger.first_needed_version, ledger.names.app_id))
 
     def read_back(self, spark: SparkSession, ledger: Ledger, intent: Intent) -> do.Found | do.NotThere:
         """Do step 6, and change nothing."""
         state = self.looked and self.target.state_after(spark, self.looked, intent)
         state = state or self.target.state(spark, intent.base_version, ledger.names.app_id, intent)
-        found = self.truth.read_back(ledger, intent, state)
+        found = table_truth.read_back(ledger, intent, state)
         if isinstance(found, do.Found):
             before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version
             self.target.check_written(state, before, found.commit.version)
         return found
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
-        """Return every piece in the folder. ForeignWriterError if two runs staged a micro-batch at once."""
-        pieces = staged_files.pieces_below(spark, self.folder.uri, ledger, before)
-        to_count = (piece for piece in pieces if ledger.last_batch < piece.batch_id < before)
-        staged_files.check_one_writer(to_count, self.folder.uri)
-        return pieces
+        return staged_files.pieces_below(spark, self.folder.uri, ledger, before)
 
     def _repartitions(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
         """Return the micro-batches that Spark's ``repartition`` made, and note that they have no rows."""
@@ -169,7 +164,6 @@ class SparkActions:
     ) -> Mapping[int, tuple[Piece, ...]]:
         """Return the pieces of micro-batches that this run has staged, by micro-batch."""
         found = self._measured(spark, ledger, [staged.path for staged in batches], "staged micro-batch")
-        staged_files.check_one_writer(found, self.folder.uri)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
@@ -247,7 +241,7 @@ class SparkActions:
 
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableLook:
         looked = self.looked = self.target.check(spark, table_id, schema, ledger.table_version)
-        self.truth.check_restore(ledger.names, ledger.table_version, looked.history)
+        table_truth.check_restore(ledger.names, ledger.table_version, looked.history)
         return looked
 
     def commit(self, ledger: Ledger, action: do.Commit, work: do.Work) -> do.Result:

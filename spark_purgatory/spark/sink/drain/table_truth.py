@@ -25,114 +25,112 @@ from spark_purgatory.spark.sink.table.history import (
 LOG = logging.getLogger(__name__)
 
 
-class TableTruth:
-    """Compares the table with a query's ledger, and changes neither."""
-
-    def __init__(self) -> None:
-        self._said_cut = False
-
-    def look(self, ledger: Ledger, state: TableState) -> Looked:
-        self.compare(ledger, state)
-        what = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
-        what = what if ledger.is_done else f"drain {ledger.next_drain - 1} was begun, and is looked for in the table"
-        LOG.info("start: table %s, checkpoint %s: %s", ledger.names.table, ledger.names.checkpoint, what)
-        # Without an open drain; else the search for it shows it.
-        taken_back = _taken_back(ledger, state.history) if ledger.is_done else None
-        return Looked(state.facts.id if state.facts else None, taken_back)
-
-    def compare(self, ledger: Ledger, state: TableState) -> None:
-        """Raise TableLostError or ForeignWriterError in cases G and H."""
-        facts, history, names = state.facts, state.history, ledger.names
-        number = ledger.intent.number if ledger.intent else NO_BATCH
-        if ledger.table_id is not None and (facts is None or facts.id != ledger.table_id):
-            raise _lost(names, number, "it was dropped or replaced", history, is_gone=facts is None)
-        last_done = number if ledger.is_done else number - 1
-        if facts is None and last_done > NO_BATCH:
-            raise _lost(names, number, "it was dropped, or is another table", history, is_gone=True)
-        _check_query_id(ledger, last_done, history)
-        version, drains = ledger.table_version, drains_in(history, names.app_id)[0]
-        is_old = version is not None and history.lacks(version, names.app_id)
-        if not is_old:
-            self.check_restore(names, version, history)
-        if drains and max(drains) > number:
-            raise _foreign(names, drains, number, history)
-        if version is None:
-            return
-        is_there = last_done in drains or history.is_back(version) or not history.is_whole_from(version)
-        if facts is not None and is_old and not history.is_whole_since(version):
-            _check_accepted(ledger, facts, history, last_done)
-        elif is_old or not is_there:
-            what = history.words.version
-            why = f"its {what} {version} should be drain {last_done}, but it is at {what} {history.version}: it was "
-            raise _lost(names, number, f"{why}replaced, is an old copy, or is another table", history)
-
-    def read_back(self, ledger: Ledger, intent: Intent, state: TableState) -> Found | NotThere:
-        """Return the commit of an intent, if any.
-
-        Raises SkippedWriteError, ForeignWriterError, TableLostError, StagingError.
-        """
-        facts, history, names = state.facts, state.history, ledger.names
-        if (before := intent.table_version) not in (None, NO_VERSION) and (undone := history.undone(before)):
-            raise _lost(names, intent.number, f"it was {undone.what} while a drain was written", history, intent)
-        is_written = ledger.drain is DrainState.WRITTEN
-        if is_written and facts is None:
-            raise _lost(names, intent.number, "it is gone after a commit to it", history, intent)
-        if is_written and facts is not None and intent.table_id not in (None, facts.id):
-            raise _lost(names, intent.number, "it was replaced while a drain was written", history, intent)
-        commit = self._found(names, intent, state)
-        if ledger.begun_ms is None:
-            what = "was not committed: its commit follows"
-            if commit is not None:
-                what = "was committed: its clean-up follows"
-            elif not history.is_whole_since(intent.base_version):
-                what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
-            LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
-        if facts is not None and commit is not None:
-            return Found(facts.id, commit)
-        taken_back = _taken_back(ledger, history)
-        if facts is None or taken_back is not None or not is_written:
-            return NotThere(taken_back)
-        return Found(facts.id, _skipped(names, intent, ledger.before_version, history))
-
-    def check_restore(self, names: Names, version: int | None, history: History) -> None:
-        """Raise TableLostError if the table was restored to a version before the last drain's."""
-        if version in (None, NO_VERSION):
-            return
-        what = history.words.version
-        if (undone := history.undone(version)) is not None:
-            copy = ""
-            if undone.to is not None:
-                copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}"
-            raise errors.TableLostError(
-                f"table {names.table} was {undone.what}, before {what} {version} with the last drain of this query: "
-                "rows that were delivered are gone. Nothing was written, and staged rows wait. "
-                f"{history.words.restore} {version} and start again{copy}, or {START_OVER}"
-            )
-        if not history.is_whole_since(version) and not self._said_cut:
-            self._said_cut = True
-            LOG.warning(
-                f"the history of table {names.table} was cut after the last drain ({what} {version}): "
-                f"a RESTORE since then would not show. {history.words.keep}"
-            )
-
-    def _found(self, names: Names, intent: Intent, state: TableState) -> DrainCommit | None:
-        history, drains = state.history, drains_in(state.history, names.app_id)[0]
-        commit = drains.get(intent.number)
-        if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
-            raise _foreign(names, drains, intent.number, history)
-        if commit is None:
-            return None
-        self.check_restore(names, commit.version, history)
-        is_accepted = state.facts is not None and state.facts.properties.get(SAYS + intent.uuid) == COMMITTED
-        if is_accepted or commit.rows in (None, intent.taken_rows):
-            return commit
-        raise errors.StagingError(
-            f"drain {commit.number} to table {names.table} committed {commit.rows:,} rows in {history.words.version} "
-            f"{commit.version}, and its staged files held {intent.taken_rows:,}: they were damaged while they were "
-            "read. Nothing was removed, and the staged files wait. Compare the rows that it added with these files, "
-            f"and put the table right. Then say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
-            f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again"
+def look(ledger: Ledger, state: TableState) -> Looked:
+    compare(ledger, state)
+    what = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
+    what = what if ledger.is_done else f"drain {ledger.next_drain - 1} was begun, and is looked for in the table"
+    LOG.info("start: table %s, checkpoint %s: %s", ledger.names.table, ledger.names.checkpoint, what)
+    history, version = state.history, ledger.table_version
+    if version is not None and version != NO_VERSION and not history.is_whole_since(version):
+        LOG.warning(
+            f"the history of table {ledger.names.table} was cut after the last drain ({history.words.version} "
+            f"{version}): a RESTORE since then would not show. {history.words.keep}"
         )
+    # Without an open drain; else the search for it shows it.
+    taken_back = _taken_back(ledger, history) if ledger.is_done else None
+    return Looked(state.facts.id if state.facts else None, taken_back)
+
+
+def compare(ledger: Ledger, state: TableState) -> None:
+    """Raise TableLostError or ForeignWriterError in cases G and H."""
+    facts, history, names = state.facts, state.history, ledger.names
+    number = ledger.intent.number if ledger.intent else NO_BATCH
+    if ledger.table_id is not None and (facts is None or facts.id != ledger.table_id):
+        raise _lost(names, number, "it was dropped or replaced", history, is_gone=facts is None)
+    last_done = number if ledger.is_done else number - 1
+    if facts is None and last_done > NO_BATCH:
+        raise _lost(names, number, "it was dropped, or is another table", history, is_gone=True)
+    _check_query_id(ledger, last_done, history)
+    version, drains = ledger.table_version, drains_in(history, names.app_id)[0]
+    is_old = version is not None and history.lacks(version, names.app_id)
+    if not is_old:
+        check_restore(names, version, history)
+    if drains and max(drains) > number:
+        raise _foreign(names, drains, number, history)
+    if version is None:
+        return
+    is_there = last_done in drains or history.is_back(version) or not history.is_whole_from(version)
+    if facts is not None and is_old and not history.is_whole_since(version):
+        _check_accepted(ledger, facts, history, last_done)
+    elif is_old or not is_there:
+        what = history.words.version
+        why = f"its {what} {version} should be drain {last_done}, but it is at {what} {history.version}: it was "
+        raise _lost(names, number, f"{why}replaced, is an old copy, or is another table", history)
+
+
+def read_back(ledger: Ledger, intent: Intent, state: TableState) -> Found | NotThere:
+    """Return the commit of an intent, if any.
+
+    Raises SkippedWriteError, ForeignWriterError, TableLostError, StagingError.
+    """
+    facts, history, names = state.facts, state.history, ledger.names
+    if (before := intent.table_version) not in (None, NO_VERSION) and (undone := history.undone(before)):
+        raise _lost(names, intent.number, f"it was {undone.what} while a drain was written", history, intent)
+    is_written = ledger.drain is DrainState.WRITTEN
+    if is_written and facts is None:
+        raise _lost(names, intent.number, "it is gone after a commit to it", history, intent)
+    if is_written and facts is not None and intent.table_id not in (None, facts.id):
+        raise _lost(names, intent.number, "it was replaced while a drain was written", history, intent)
+    commit = _found(names, intent, state)
+    if ledger.begun_ms is None:
+        what = "was not committed: its commit follows"
+        if commit is not None:
+            what = "was committed: its clean-up follows"
+        elif not history.is_whole_since(intent.base_version):
+            what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
+        LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
+    if facts is not None and commit is not None:
+        return Found(facts.id, commit)
+    taken_back = _taken_back(ledger, history)
+    if facts is None or taken_back is not None or not is_written:
+        return NotThere(taken_back)
+    return Found(facts.id, _skipped(names, intent, ledger.before_version, history))
+
+
+def check_restore(names: Names, version: int | None, history: History) -> None:
+    """Raise TableLostError if the table was restored to a version before the last drain's."""
+    if version in (None, NO_VERSION):
+        return
+    what = history.words.version
+    if (undone := history.undone(version)) is not None:
+        copy = ""
+        if undone.to is not None:
+            copy = f", bring back a copy of the checkpoint made while the table was at {what} {undone.to}"
+        raise errors.TableLostError(
+            f"table {names.table} was {undone.what}, before {what} {version} with the last drain of this query: "
+            "rows that were delivered are gone. Nothing was written, and staged rows wait. "
+            f"{history.words.restore} {version} and start again{copy}, or {START_OVER}"
+        )
+
+
+def _found(names: Names, intent: Intent, state: TableState) -> DrainCommit | None:
+    history, drains = state.history, drains_in(state.history, names.app_id)[0]
+    commit = drains.get(intent.number)
+    if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
+        raise _foreign(names, drains, intent.number, history)
+    if commit is None:
+        return None
+    check_restore(names, commit.version, history)
+    is_accepted = state.facts is not None and state.facts.properties.get(SAYS + intent.uuid) == COMMITTED
+    if is_accepted or commit.rows in (None, intent.taken_rows):
+        return commit
+    raise errors.StagingError(
+        f"drain {commit.number} to table {names.table} committed {commit.rows:,} rows in {history.words.version} "
+        f"{commit.version}, and its staged files held {intent.taken_rows:,}: they were damaged while they were "
+        "read. Nothing was removed, and the staged files wait. Compare the rows that it added with these files, "
+        f"and put the table right. Then say so: ALTER TABLE {names.sql_place} SET TBLPROPERTIES "
+        f"('{SAYS}{intent.uuid}' = '{COMMITTED}'), and start again"
+    )
 
 
 def _check_accepted(ledger: Ledger, facts: TableFacts, history: History, last_done: int) -> None:

@@ -60,7 +60,6 @@ class Piece:
 
     @property
     def key(self) -> tuple[str, str]:
-        """A key that no other piece has."""
         return self.path, self.partition
 
 
@@ -205,7 +204,6 @@ class Ledger:
     begun_ms: int | None = None  # When the running drain began; None if an earlier run began it and nothing was tried.
     progress_ms: int = 0  # When the table last took a drain.
     adopted_ms: int = 0  # When the run let count what earlier runs had staged.
-    first_missing: int | None = None  # The first micro-batch that was staged and was not found.
     fault: PurgatoryError | None = None  # The error that ends the query.
     taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
     before_version: int = -1  # The table's version when it was looked at for the commit.
@@ -260,7 +258,6 @@ class Ledger:
         return None if self.intent is None or self.is_done else self.intent.base_version
 
     def came_ms(self, piece: Piece) -> int:
-        """Return when this run staged or adopted a piece."""
         return piece.staged_ms if piece.run == self.run.number else self.adopted_ms
 
     def stage(self, staged: StagedBatch) -> None:
@@ -283,7 +280,6 @@ class Ledger:
             self.uncounted = {}
 
     def is_incoming(self, batch_ids: Container[int]) -> bool:
-        """Return True if the incoming micro-batch is among these."""
         return self.incoming is not None and self.incoming.batch_id in batch_ids
 
     def admit(self) -> None:
@@ -298,7 +294,6 @@ class Ledger:
         self.epochs.update({self.next_drain, epoch})
 
     def empty_run(self, batch_id: int) -> EmptyRun:
-        """Return the run of micro-batches without rows that ends with this one."""
         is_next = bool(self.empty) and self.empty[-1].last == batch_id - 1
         return EmptyRun(self.empty[-1].first if is_next else batch_id, batch_id, self.run.number)
 
@@ -414,7 +409,6 @@ class Ledger:
         self.empty = []
 
     def renumber(self, intent: Intent) -> None:
-        """Continue from the same intent under another number."""
         self.intent, self.taken_back, self.table_version = intent, None, intent.table_version
         self.epochs.update(intent.epochs)
 
@@ -424,7 +418,6 @@ class Ledger:
         return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs(), waiting)
 
     def idle_epochs(self) -> set[int]:
-        """Return the epochs whose files can go once the last intent is done."""
         return {epoch for epoch in self.epochs if epoch < self.next_drain} - self._needed_epochs()
 
     def _needed_epochs(self) -> set[int]:

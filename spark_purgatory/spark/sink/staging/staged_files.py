@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import START_OVER, ForeignWriterError, StagingError, own_error, sentence_of, storage_fault
+from spark_purgatory.errors import START_OVER, StagingError, own_error, sentence_of, storage_fault
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
@@ -38,7 +38,6 @@ MOST_ADDED = 50  # A chain of a thousand additions ends a task with StackOverflo
 MAX_NAME_BYTES = 255  # The longest name of a folder on nearly every file system.
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"  # Written as %XX in the name of a partition's folder.
 _FILE = re.compile(r"rows/generation=\d+/epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
-_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")  # The same in all of one write.
 WRITE_SETTINGS: Mapping[str, str] = {
     # Other values, which a session may set, lose digits or shift dates.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -63,8 +62,6 @@ COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark
 
 
 class Rules(NamedTuple):
-    """The columns to stage rows of a schema with."""
-
     counts: tuple[Column, Column, Column]  # Rows, their plain bytes before any encoding, the sum of their hashes.
     hashes: list[Column]  # The row hash, or an error for a row that no sink could take; the partition hash.
     name: str | None  # The column of the partition hash, None without partitions.
@@ -201,21 +198,6 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
         raise StagingError(f"{path} is in the staging folder but has not the name of a staged file: move it elsewhere")
     epoch, batch_id, run = map(int, match.groups())
     return Piece("", match[0], 0, 0, batch_id, epoch=epoch, staged_ms=staged_ms, run=run)
-
-
-def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
-    writers: dict[str, set[str]] = {}
-    for piece in pieces:
-        if match := _WRITER.search(piece.path):
-            writers.setdefault(piece.folder, set()).add(match[1])
-    for path, ids in writers.items():
-        if len(ids) > 1:
-            raise ForeignWriterError(
-                f"{folder}/{path} holds files of {len(ids)} writers, {', '.join(sorted(ids))}: two runs of the query "
-                "staged the same micro-batch at once. Nothing was committed. Stop one of them, move the files of one "
-                "of these names elsewhere, and start again. If the folder's record is of the others, the start says "
-                "so: exchange them"
-            )
 
 
 def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:

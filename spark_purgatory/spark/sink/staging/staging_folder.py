@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config.places import split_uri
@@ -91,18 +90,10 @@ class StagingFolder:
         reader = reader.options(recursiveFileLookup="true", wholetext="true", pathGlobFilter="part-*")
         checkpoint, _, name = self.uri.rpartition("/")
         with settings(spark, SMALL_QUERY):
-            for where in (in_checkpoint(literal(checkpoint), f"{name}/log"), [literal(f"{self.uri}/log")]):
-                try:
-                    frame = reader.text(where)
-                    rows = frame.select("_metadata.file_path", "value").collect()
-                    # A file of no bytes has no row.
-                    paths = set() if others_write else set(frame.inputFiles())
-                    break
-                except AnalysisException as error:
-                    if error.getCondition() != "PATH_NOT_FOUND":
-                        raise
-            else:
-                return []
+            frame = reader.text(in_checkpoint(literal(checkpoint), f"{name}/log"))
+            rows = frame.select("_metadata.file_path", "value").collect()
+            # A file of no bytes has no row.
+            paths = set() if others_write else set(frame.inputFiles())
         lines = [(row["file_path"], row["value"]) for row in rows]
         found = {_tail(path) for path, _ in lines}
         return lines + [(path, "") for path in sorted(paths) if _tail(path) not in found]

@@ -216,7 +216,6 @@ def with_types(rows: DataFrame, schema: T.StructType) -> DataFrame:
 
 
 def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
-    """Yield the columns at every depth, in order."""
     for name, part in within(kind):
         if isinstance(kind, T.StructType):
             yield (*path, name)

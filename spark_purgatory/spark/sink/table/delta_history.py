@@ -121,7 +121,6 @@ class DeltaHistory(history.History):
 
 
 def mark(app_id: str, number: int, intent_uuid: str) -> str:
-    """Return the ``userMetadata`` of a drain."""
     return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
 
 

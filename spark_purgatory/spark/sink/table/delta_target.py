@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -25,7 +26,6 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, unfit, with_types
 from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history
-from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.history import (
     FIRST_LOOK,
     LOOKED_AT,
@@ -40,6 +40,22 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_SETTINGS: Mapping[str, str] = {  # A session must be started with these and Delta's jars.
+    "spark.sql.extensions": EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+TESTED_DELTA = "4.4.0"  # For the name of the package where only the client of Spark Connect is installed.
+# Conditions of DESCRIBE DETAIL without the extension, and without the catalog.
+WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+# Features of a table that Delta 4.4 writes. A statement shows if Delta can write others.
+KNOWN_FEATURES = frozenset(
+    "allowColumnDefaults appendOnly catalogManaged changeDataFeed checkConstraints checkpointProtection clustering "
+    "columnMapping coordinatedCommits-preview deletionVectors domainMetadata generatedColumns icebergCompatV1 "
+    "icebergCompatV2 identityColumns inCommitTimestamp invariants materializePartitionColumns rowTracking timestampNtz "
+    "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
+    "variantType variantType-preview".split()
+)
 # A table's property under this prefix, without ``delta.``, is the session's default for new tables.
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 # Only tables with one of these features can have columns that Delta fills.
@@ -373,3 +389,52 @@ def check_place(spark: SparkSession, target: str, place: str, *, by_name: bool, 
             f"table {target} cannot be made in {place}: {sentence_of(error)}. Nothing was started. Give the session "
             "what its storage needs (jars, credentials, permission), or another place"
         ) from error
+
+
+# --- the session's Delta ----------------------------------------------------------------------------------------------
+
+
+def is_without_delta(error: BaseException) -> bool:
+    return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
+
+
+def delta_package(spark_version: str) -> str:
+    major, minor = spark_version.split(".")[:2]
+    try:
+        delta = version("delta-spark")
+    except PackageNotFoundError:
+        delta = TESTED_DELTA
+    return f"io.delta:delta-spark_{major}.{minor}_2.13:{delta}"
+
+
+def what_lacks(spark: SparkSession) -> str:
+    lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
+    found = f"Delta is not in {' and '.join(lacks)}" if lacks else "its settings name Delta, but its jars are missing"
+    lines = [f"--packages {delta_package(spark.version)}"]
+    lines += [f"--conf {name}={value}" for name, value in DELTA_SETTINGS.items()]
+    return (
+        f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "
+        "of Spark Connect, with all of\n    " + "\n    ".join(lines) + "\nIn Python, "
+        "delta.configure_spark_with_delta_pip(builder) adds the package. Settings of a session that runs cannot be "
+        "changed. For an Iceberg table set format='iceberg'"
+    )
+
+
+def check_features(spark: SparkSession, name: str, place: str, features: Iterable[str]) -> None:
+    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table in SQL."""
+    unknown = sorted(set(features) - KNOWN_FEATURES)
+    if not unknown:
+        return
+    try:
+        # It needs the same permissions and features as an append, and commits nothing.
+        spark.sql(
+            f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            "WHEN NOT MATCHED THEN INSERT *"
+        ).collect()
+    except SPARK_FAULTS as error:
+        if "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" not in str(error):
+            return  # Not allowed to merge: the first drain will show.
+        raise StorageError(
+            f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
+            "Nothing was started. Use a version of Delta that has them"
+        ) from None

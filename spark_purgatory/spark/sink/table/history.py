@@ -91,7 +91,6 @@ class History(ABC):
         return any(entry.version == version and entry.operation == "RESTORE" for entry in self.entries)
 
     def version_before(self, version: int) -> int | None:
-        """Return the version before one of the history; None if it is not known."""
         versions = [entry.version for entry in self.entries]
         return next((old for new, old in pairwise(versions) if new == version), None)
 
@@ -100,7 +99,6 @@ class History(ABC):
         return replace(self, entries=self.entries[at:])
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
-        """Return the drains of an app id, by number."""
         commits = [entry.commit for entry in self.entries if entry.commit is not None]
         # Delta's automatic compaction after a drain has the drain's mark, too: the oldest version is the drain.
         return {commit.number: commit for commit in commits if commit.app_id == app_id}

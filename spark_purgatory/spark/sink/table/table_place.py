@@ -67,13 +67,11 @@ def forgets_names(spark: SparkSession, table: str) -> bool:
 
 
 def name_parts(name: str) -> list[str]:
-    """Return the parts of a name, without back-ticks."""
     found = _NAME_PART.findall(name)
     return [part[1:-1].replace("``", "`") if part.startswith("`") else part for part in found]
 
 
 def sql_name(*parts: str) -> str:
-    """Return a name for SQL, with back-ticks where its parts need them."""
     return ".".join(part if _PLAIN.fullmatch(part) else back_ticked(part) for part in parts)
 
 

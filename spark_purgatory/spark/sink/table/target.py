@@ -82,7 +82,6 @@ class Target(ABC):
         """Return the table now, or at a version."""
 
     def file_sizes(self, spark: SparkSession) -> list[int]:
-        """Return the bytes of each of the table's files, ascending."""
         files = self.read(spark).select("_metadata.file_path", "_metadata.file_size").distinct().collect()
         return sorted(row["file_size"] for row in files)
 
