@@ -19,7 +19,7 @@ GROUPS = {
     "Try it": ("demo", "doctor"),
     "Run a job": ("example", "check", "run"),
     "See what happens": ("status", "pending", "report"),
-    "Change a stopped job": ("rebuild", "move", "export-state", "repair"),
+    "Change a stopped job": ("rebuild", "move", "repair"),
 }
 EXAMPLES = (
     "spark-purgatory demo --dir .demo",
@@ -69,7 +69,6 @@ def _options(version: Annotated[bool, Version] = False) -> None:
 @app.command()
 def doctor(
     spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
-    remote: Annotated[str | None, option(help="Ask this Spark Connect server: sc://host:15002.")] = None,
     conf: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
@@ -81,7 +80,7 @@ def doctor(
     """
     from spark_purgatory.doctor.report import run_doctor
 
-    raise typer.Exit(run_doctor(terminal(), spark or remote is not None, remote, settings=conf or [], as_json=json))
+    raise typer.Exit(run_doctor(terminal(), spark, settings=conf or [], as_json=json))
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
@@ -130,7 +129,6 @@ def run(
     spark_log: Annotated[
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
-    traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
     complete_until: Annotated[
         list[str] | None, option(metavar="INPUT=TIME", help="An input is complete so far: completions=2026-11-28.")
     ] = None,
@@ -157,7 +155,7 @@ def run(
 
     changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
     how: dict[str, Any] = {"json": json, "fail_above": fail_above, "textfile": textfile, "wait": wait}
-    raise typer.Exit(run_file(job_file, changes, spark_log=spark_log, show_traceback=traceback, **how))
+    raise typer.Exit(run_file(job_file, changes, spark_log=spark_log, **how))
 
 
 @app.command()
@@ -168,7 +166,7 @@ def check(job_file: JobFile, set_: Changes = None) -> None:
 
     Exit code: 0 the file is right, 2 it is wrong, and where. Expressions and places are checked when the job starts.
     """
-    from spark_purgatory.job.check_file import check_file
+    from spark_purgatory.job.config_file import check_file
 
     raise typer.Exit(check_file(job_file, set_ or (), terminal()))
 
@@ -206,7 +204,6 @@ def pending(
     limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After this micro-batch. [default: the latest]")] = None,
     prefix: Annotated[str, typer.Option(help="Prefix of outcome columns.")] = "",
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, if need be in a block for each row.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each row instead of a table.")] = False,
     conf: Settings = None,
 ) -> None:
@@ -217,12 +214,12 @@ def pending(
     Exit code: 0 shown, also if nothing waits, 2 an argument is wrong.
     """
     require_spark("This command", needs_delta=False)
-    from spark_purgatory.job.show_pending import PendingRequest, show_pending
+    from spark_purgatory.job.commands import PendingRequest, guarded_reading, show_pending
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    how: dict[str, Any] = {"batch_id": batch_id, "prefix": prefix, "as_json": json, "wide": wide}
+    how: dict[str, Any] = {"batch_id": batch_id, "prefix": prefix, "as_json": json}
     asked = PendingRequest(checkpoint, where, order_by, names, limit, settings=conf or [], **how)
-    raise typer.Exit(show_pending(asked, terminal()))
+    raise typer.Exit(guarded_reading(checkpoint, show_pending, asked, terminal()))
 
 
 @app.command()
@@ -232,7 +229,6 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     name: Annotated[str | None, option(help="The query's name, for the title. [default: the table's]")] = None,
     prefix: Annotated[str, typer.Option(help="Prefix of outcome columns.")] = "",
-    rows: Annotated[bool, option("--rows", help="Show values: the next ten to end, the most missed keys.")] = False,
     conf: Settings = None,
 ) -> None:
     """Write one HTML page about a query.
@@ -245,7 +241,7 @@ def report(
     from spark_purgatory.job.commands import guarded_reading, write_report
 
     given = (checkpoint, table, output, conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, write_report, *given, name=name, prefix=prefix, rows=rows))
+    raise typer.Exit(guarded_reading(checkpoint, write_report, *given, name=name, prefix=prefix))
 
 
 @app.command()
@@ -265,7 +261,6 @@ def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, co
 @app.command()
 def rebuild(
     job_file: JobFile,
-    as_of: Annotated[str | None, option(help="The watermark. [default: that of the job's checkpoint]")] = None,
     event_time_start: Annotated[str | None, option(help="Only operations created at or after this time.")] = None,
     event_time_end: Annotated[str | None, option(help="Only operations created before this time.")] = None,
     missing_files_ok: Annotated[
@@ -285,7 +280,7 @@ def rebuild(
     from spark_purgatory.job.commands import guarded_reading
     from spark_purgatory.job.rebuild import RebuildRequest, show_rebuild
 
-    request = RebuildRequest(as_of, event_time_start, event_time_end, missing_files_ok)
+    request = RebuildRequest(event_time_start, event_time_end, missing_files_ok)
     given = (job_file, set_ or (), request, Consent(dry_run, yes), terminal())
     raise typer.Exit(guarded_reading(str(job_file), show_rebuild, *given))
 
@@ -311,18 +306,3 @@ def move(
     given = (job_file, set_ or (), Consent(dry_run, yes), terminal())
     how: dict[str, Any] = {"source": source, "partitions": partitions, "where": where}
     raise typer.Exit(guarded_reading(source, show_move, *given, **how))
-
-
-@app.command()
-def export_state(
-    checkpoint: Checkpoint, folder: Annotated[str, argument(help="The folder for the tables.")], conf: Settings = None
-) -> None:
-    """Write a query's state as Parquet tables, to read and count.
-
-    Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
-    """
-    require_spark("This command", needs_delta=False)
-    from spark_purgatory.job.commands import guarded_reading, show_export
-
-    given = (checkpoint, folder, conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, show_export, *given))

@@ -53,5 +53,4 @@ def _lines(line: str, width: int) -> str:
 
 
 def at_work(console: Console, what: str) -> AbstractContextManager[object]:
-    """Show a running task on a terminal."""
     return console.status(Text(printable(what))) if console.is_terminal else nullcontext()

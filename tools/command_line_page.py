@@ -35,7 +35,7 @@ EXIT_CODE = re.compile(r"Exit code: [^.]*\.")
 """What the head says for all commands; a command's help has its own."""
 SHARED = ("--conf", "--set")
 """Options that the head explains."""
-COMMANDS = "demo doctor example check run status pending report rebuild move export-state repair"
+COMMANDS = "demo doctor example check run status pending report rebuild move repair"
 ORDER = tuple(COMMANDS.split())
 
 

@@ -88,7 +88,6 @@ class Recount:
 
 
 def recount(spark: SparkSession, landing: Path, outcomes: Path | str) -> dict[str, Recount]:
-    """Count the folders and compare them with the table, a Delta table's folder or a name, order by order."""
     for name in ("orders", "payments"):
         spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
     table = spark.table(outcomes) if isinstance(outcomes, str) else spark.read.format("delta").load(str(outcomes))
@@ -114,7 +113,7 @@ ICEBERG_TABLE = "lake.demo.outcomes"  # In a catalog of the demo's own, in its f
 def run_demo(folder: Path | None, console: Console, *, keep: bool, format: str = "delta", **wanted: int) -> int:
     """Run the demo, in a temporary folder if none is given, and return its exit code."""
     folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
-    code = guarded(console, False, lambda: _run(folder, wanted, format, console))
+    code = guarded(console, lambda: _run(folder, wanted, format, console))
     if code == 0 and not keep:
         _remove(folder)
         say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
@@ -191,7 +190,6 @@ def demo_config(folder: Path, format: str = "delta") -> JobConfig:
 
 
 def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console, there: str) -> int:
-    """Print both counts side by side, and return 0 if they agree and nothing was lost."""
     pending = summary.tally.pending if summary else 0
     waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
     wrong = abs(waiting - pending) + sum(status.different for status in counted.values())

@@ -50,7 +50,6 @@ def verified() -> dict[str, Any]:
 
 
 def verified_releases() -> list[str]:
-    """The releases of Spark that the tests passed with, the oldest first."""
     return sorted({cell["spark"] for cell in verified()["cells"] if not cell["failed"]}, key=release_numbers)
 
 
@@ -109,7 +108,6 @@ def delta_finding() -> Finding:
 
 
 def worker_python_finding() -> Finding:
-    """Report whether Spark's workers will run this Python, which has the packages."""
     name = "PYSPARK_PYTHON"
     value, remedy = os.environ.get(name), f"export {name}={sys.executable}"
     why = why_unfit(value or "python3")
@@ -121,7 +119,6 @@ def worker_python_finding() -> Finding:
 
 
 def jars_finding() -> Finding:
-    """Report whether Delta's jars were downloaded already, or where they would come from."""
     cache = Path.home() / ".ivy2.5.2" / "jars"
     if any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar")):
         return Finding("Delta's jars", f"cached in {cache}")

@@ -21,12 +21,11 @@ from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.core.state.blob import HEADER
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
-from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.readable import readable_bytes
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, gather_states, shard_states
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
@@ -36,7 +35,7 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_fea
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
-from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, claimed_by, forgets_names
+from spark_purgatory.spark.sink.table.table_place import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.spark_access import cores_of, setting_of
 from spark_purgatory.spark.storage.storage_access import described, sql_text
@@ -48,7 +47,6 @@ TASKS = 16  # Tasks of the tiny job: some for each executor of a small cluster
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"
-RETAINED = "spark.sql.streaming.minBatchesToRetain"
 SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 
@@ -87,7 +85,6 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
 
 
 def worker_findings(spark: SparkSession) -> Iterator[Finding]:
-    """Yield findings about the workers' Python, packages and clocks, compared with this process's."""
     # Plain rows: with Arrow, a worker that lacks it could not answer.
     asked = (*PACKAGES, requirements.MESSAGES)
     ask = F.udf(about_worker(asked), "string", useArrow=False)
@@ -172,14 +169,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     remedy = f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}: no other is tested"
     found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)
     yield Finding("state store", found, remedy)
-    if store == "RocksDBStateStoreProvider":
-        name = requirements.CHANGELOG
-        yield note("state store's changelog", f"{name} = {spark.conf.get(name, 'false')}")
     yield log_host_finding(spark)
-    if forgets_names(spark, SESSION_CATALOG):
-        way = "give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
-        yield note("names of tables", f"{FORGETS_NAMES}: {way}")
-    yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     try:
         requirements.check_streaming(spark.conf.get)
     except ConfigError as error:
@@ -193,7 +183,6 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def log_host_finding(spark: SparkSession) -> Finding:
-    """Report whether a purgatory could have ``host="transformWithState"``, and with the settings that make it fast."""
     what = f'host="{LOG_HOST}"'
     try:
         requirements.check_log_host(spark)
@@ -259,7 +248,6 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str, has_table: bool = 
 
 
 def state_findings(states: ShardStates) -> Iterator[Finding]:
-    """Yield number, settings and size of all shards; each state is read and its checksums compared."""
     try:
         shards = gather_states(states.whole, _about_state)
     except STATE_FAULTS as error:
@@ -272,14 +260,13 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
     if not sound:
         return
     counts = Counter((shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound)
-    wanted, spec = counts.most_common(1)[0][0]
+    wanted = counts.most_common(1)[0][0][0]
     if len(counts) > 1:
         yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
     else:
         yield Finding("shards", f"shards={wanted}; {len(sound):,} have a state")
         if why := too_many(states.partitions, wanted, cores_of(states.whole.sparkSession)):
             yield note("state partitions", why)
-    yield Finding("settings of the query", settings_text(json.loads(spec)))
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
     yield size_finding([shard["bytes"] for shard in sound], states.host)
 
@@ -290,21 +277,6 @@ def size_finding(sizes: list[int], host: str) -> Finding:
     if max(sizes) <= GOOD_STATE_BYTES or host == LOG_HOST:
         return Finding("state size", found)
     return note("state size", f"{found}: above 5 MB move to more shards, or to host='transformWithState'")
-
-
-def settings_text(spec: Mapping[str, Any]) -> str:
-    """The settings that a state keeps, in the words of the configuration, without the engine's own."""
-    parts = {
-        f"criterion={spec['criterion']}": True,
-        f"need={spec['need']}": spec["criterion"] in NUMBERED,
-        f"emit={spec['emit']}": True,
-        f"lookback={readable_ms(spec['lookback_us'] / 1000)}": spec["lookback_us"],
-        f"tick={readable_ms(spec['tick_ms'])}": spec["tick_ms"] != 1,
-        f"orphans={spec['orphans']}": spec["orphans"] != "none",
-        "event_id": spec["event_ids"],
-        "operation_id": spec["operation_ids"],
-    }
-    return ", ".join(text for text, is_set in parts.items() if is_set)
 
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
@@ -322,7 +294,6 @@ def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
 
 
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str) -> Iterator[Finding]:
-    """Yield the findings about a checkpoint's table: what it is, and whether it still has what was delivered."""
     options = SinkOptions(path=place.get("path"), table=place.get("table"))
     try:
         target = opened(with_format(spark, options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -47,7 +46,6 @@ def writing_to(option: str, path: Path) -> Iterator[None]:
 
 
 def log_file() -> Path:
-    """Return a new file for what the JVM prints on stderr."""
     return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
 
 
@@ -62,12 +60,9 @@ class Consent(NamedTuple):
         if self.dry_run and self.yes:
             raise ConfigError("--dry-run and --yes exclude each other: give one of them")
         if not (self.dry_run or self.yes or sys.stdin.isatty()):
-            line = shlex.join(["spark-purgatory", *sys.argv[1:]])
-            if any("=" in word or word in ("--conf", "--set") for word in sys.argv[1:]):
-                line = "the same command and"  # Its values may be passwords.
             raise ConfigError(
-                f"standard input is not a terminal, so it cannot be asked for a yes: look first with {line} --dry-run, "
-                f"then run {line} --yes"
+                "standard input is not a terminal, so it cannot be asked for a yes: look first with --dry-run added to "
+                "this command, then run it with --yes"
             )
 
     def given(self, console: Console, question: str) -> bool:

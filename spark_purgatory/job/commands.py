@@ -1,28 +1,39 @@
-"""Commands on what a job has written: ``repair``, ``move``, ``export-state``, ``report``, and what all share."""
+"""Commands on what a job has written: ``repair``, ``move``, ``report``, ``pending``, and what all share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
-from rich.console import Console
+from pyspark.sql import functions as F
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.rule import Rule
+from rich.table import Table
 
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from, writing_to
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.session import build_session, reading_session
-from spark_purgatory.job.sources import outcomes_of
+from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
+from spark_purgatory.job.status import instant
+from spark_purgatory.readable import readable_ms
+from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.move.move import move_checkpoint
-from spark_purgatory.spark.move.tables import export_state
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.repair import conflicts, repair
-from spark_purgatory.terminal import at_work, say, terminal
+from spark_purgatory.terminal import at_work, printable, say, terminal
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
 P = ParamSpec("P")
@@ -50,7 +61,6 @@ def started(settings: Sequence[str], console: Console, delta: bool = False) -> S
 
 
 def show_repair(checkpoint: str, consent: Consent, settings: Sequence[str], console: Console) -> None:
-    """Show which entries of a staging log are not true, and remove them if a person agrees."""
     consent.check()
     spark = started(settings, console, delta=True)
     with at_work(console, "Reading the staging log and the table"):
@@ -81,14 +91,6 @@ def show_move(job_file: Path, changes: Sequence[str], consent: Consent, console:
         say(console, f"Start it: spark-purgatory run {job_file}")
 
 
-def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: Console) -> None:
-    spark = started(settings, console)
-    with at_work(console, "Reading the checkpoint"):
-        counts = export_state(spark, checkpoint=checkpoint, folder=folder)
-    written = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
-    say(console, f"{folder}: {written}, as of micro-batch {counts['batch_id']}")
-
-
 def write_report(
     checkpoint: str, table: str, output: Path, settings: Sequence[str], console: Console, **shown: Any
 ) -> None:
@@ -107,3 +109,175 @@ def write_report(
     with writing_to("--output", output):
         output.write_text(text, encoding="utf-8")
     say(console, f"Written: {output} ({len(text):,} bytes)")
+
+
+# --- ``spark-purgatory pending``: what waits, as a table or as JSON lines ---------------------------------------------
+
+NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
+ADVICE = "An operation ends when the watermark (not the clock) reaches its deadline."
+
+
+@dataclass(frozen=True)
+class PendingRequest:
+    checkpoint: str
+    where: str
+    order_by: str
+    columns: Sequence[str] | None
+    limit: int
+    batch_id: int | None
+    prefix: str
+    as_json: bool
+    settings: Sequence[str]
+
+
+@dataclass(frozen=True)
+class FoundPending:
+    columns: Sequence[str]
+    texts: Sequence[str]  # The rows in Spark's JSON
+    count: int
+    watermark_ms: int | None
+    next_ms: int | None  # The time from the watermark until the first deadline
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, with the digits of every number as Spark wrote them."""
+        return [json.loads(text, parse_float=str) for text in self.texts]
+
+
+def show_pending(request: PendingRequest, console: Console) -> None:
+    spark = started(request.settings, console)
+    with at_work(console, "Reading the checkpoint"):
+        found = _found(spark, request)
+    if not request.as_json:
+        _print(found, request, console)
+        return
+    for text in found.texts:
+        console.out(text, highlight=False)
+
+
+def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
+    waiting = pending(spark, checkpoint=request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
+    try:
+        chosen = waiting.where(request.where)
+    except AnalysisException as error:
+        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            raise
+        fault = f"--where {request.where!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
+        raise ConfigError(fault) from error
+    order_by = f"{request.prefix}remaining_ms" if request.order_by == "remaining_ms" else request.order_by
+    in_order = order_by.replace("{", "{{").replace("}", "}}")
+    shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
+    if request.columns is not None:
+        shown = shown.select(*request.columns)
+    as_json = F.to_json(F.struct("*"), MICROSECONDS)
+    seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
+    facts = (F.count(F.lit(1)), F.max(seen_ms), F.min(f"{request.prefix}remaining_ms"))
+    count, watermark_ms, next_ms = chosen.agg(*facts).first() or (0, None, None)
+    texts = [text for (text,) in shown.limit(request.limit).select(as_json).collect()]
+    return FoundPending(shown.columns, texts, count, watermark_ms=watermark_ms, next_ms=next_ms)
+
+
+def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
+    rows = found.rows
+    say(console, _total(found))
+    if not rows:
+        if request.where != "true":
+            why = "its outcome is in the table, or its row has not been read yet"
+            say(console, f"Nothing waits where {request.where}: {why}")
+        return
+    table = None if request.columns else _short(found, request.prefix, console)
+    names = [name for name in found.columns if request.columns or any(row.get(name) is not None for row in rows)]
+    console.print(table or rows_text(rows, names, console))
+    more = "" if request.columns else "   --columns a,b"
+    say(console, f'{len(rows):,} of {found.count:,} shown.   --limit {request.limit}{more}   --where "..."   --json')
+    if found.watermark_ms is not None:
+        say(console, ADVICE)
+
+
+def _total(found: FoundPending) -> str:
+    text = f"{found.count:,} wait{'s' * (found.count == 1)}"
+    if found.watermark_ms is None:
+        return text
+    next_ms = found.next_ms or 0
+    due = f"in {readable_ms(next_ms)}" if next_ms > 0 else "is due"
+    return f"{text}   watermark {instant(found.watermark_ms)}   next {due}"
+
+
+def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
+    """A table of the main columns and of as many of the operations' own as fit and add something; None if too wide."""
+    rows = found.rows
+    added = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
+    own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in added}
+    named = next((name for name, texts in own.items() if len(set(texts)) == len(rows)), next(iter(own), ""))
+    columns = {named: own.pop(named)} if named else {}
+    columns |= dict(_of_waiting(rows, prefix))
+    instants = [{row.get(prefix + name) for name in ("created_at", "deadline_at")} for row in rows]
+    for name, texts in own.items():
+        is_repeated = all(row.get(name) in at for row, at in zip(rows, instants, strict=True))
+        if any(texts) and not is_repeated and name not in columns and texts not in columns.values():
+            columns[name] = texts
+    while True:
+        right = {name: name == "left" or all(map(NUMBER.fullmatch, texts)) for name, texts in columns.items()}
+        table = lines(right, list(zip(*columns.values(), strict=True)))
+        if fits(table, console):
+            return table
+        if not (spare := [name for name in columns if name not in (named, "progress", "left")]):
+            return None
+        del columns[spare[-1]]
+
+
+def _of_waiting(rows: Sequence[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    yield "progress", [text_of(row.get(f"{prefix}progress")) for row in rows]
+    missing = [text_of(row.get(f"{prefix}missing_keys")) for row in rows]
+    if any(missing):
+        yield "missing", missing
+    yield "waits since (UTC)", [str(row[f"{prefix}created_at"])[:19].replace("T", " ") for row in rows]
+    left = [row.get(f"{prefix}remaining_ms") for row in rows]
+    if any(each is not None for each in left):
+        yield "left", ["" if each is None else readable_ms(each) if each > 0 else "due" for each in left]
+
+
+ANY_WIDTH = 1 << 20
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]], names: Sequence[str], console: Console) -> RenderableType:
+    """Return a table if the console has room for whole values, else a block for each row with a line a column."""
+    texts = [[text_of(row.get(name)) for name in names] for row in rows]
+    if fits(table := lines(dict.fromkeys(names, False), texts), console):
+        return table
+    return Group(*(_block(number, names, cells) for number, cells in enumerate(texts, 1)))
+
+
+def lines(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
+    """A table with a line for each row; ``columns``: True for each that is aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, is_right in columns.items():
+        table.add_column(name, no_wrap=True, justify="right" if is_right else "left")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Return True if every value is whole on a line of the console."""
+    return Measurement.get(console, console.options.update(max_width=ANY_WIDTH), table).maximum <= console.width
+
+
+def _block(number: int, names: Sequence[str], cells: Sequence[str]) -> Group:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in zip(names, cells, strict=True):
+        grid.add_row(name, text)
+    return Group(Rule(f"{number}", align="left", style="dim"), grid)
+
+
+def text_of(value: Any) -> str:
+    """Return a JSON value as text; one that is text already, such as a number's digits, stays as it is."""
+    if isinstance(value, list):
+        return ", ".join(map(text_of, value))
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {text_of(each)}' for name, each in value.items())}}}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else printable(str(value)).replace("\n", "\\n")

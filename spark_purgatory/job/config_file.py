@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain, combinations, product
@@ -23,18 +23,26 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from rich.console import Console
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
-from spark_purgatory.config.options import LOG_HOST
+from spark_purgatory.config.options import LOG_HOST, TWICE
 from spark_purgatory.config.places import ENCODED, Place
 from spark_purgatory.config.units import is_duration, reads_like_a_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
-from spark_purgatory.job.job_config import CriterionSection, InputSection, JobConfig, letters_checkpoint
+from spark_purgatory.job.job_config import (
+    TOPIC_FIELDS,
+    CriterionSection,
+    InputSection,
+    JobConfig,
+    letters_checkpoint,
+)
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
+from spark_purgatory.terminal import say, terminal
 
 INPUTS = {"operations": Operations, "completions": Completions}
 TYPES = frozenset(  # The first words of types in Spark's DDL
@@ -132,7 +140,6 @@ def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> I
 
 
 def _key_problems(name: str, given: dict[str, Any], kinds: dict[str, str], criterion: Any) -> Iterator[Problem]:
-    """Find keys of types that have no text for each value, and a quorum of more keys than an operation can have."""
     for field in ("id", "keys", "key", "operation_id", "event_id"):
         for column in _texts(given.get(field)):
             kind = kinds.get(column)
@@ -183,7 +190,6 @@ def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, An
 
 
 def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find two places of a file that are one, and a table that the job would read and write."""
     output, letters, checkpoint = _section(document, "output"), document.get("dead_letters"), document.get("checkpoint")
     if isinstance(checkpoint, str) and (found := ENCODED.findall(checkpoint)):
         allowed = (
@@ -260,8 +266,6 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class JobConfigError(ConfigError):
-    """All faults of a job's file."""
-
     def __init__(self, origin: str, problems: Iterable[Problem], lines: Mapping[str, int] | None = None) -> None:
         self.origin = origin
         self.problems = tuple(problems)
@@ -451,3 +455,35 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     if problems or config is None:
         raise JobConfigError(origin, problems, lines)
     return config
+
+
+# --- ``spark-purgatory check``: the whole file as it would run --------------------------------------------------------
+
+
+def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
+    """Print the file with changes, variables and defaults; return the exit code: 0, or 2 if the file is wrong."""
+    try:
+        config = load_config(job_file, changes)
+    except ConfigError as error:
+        say(terminal(stderr=True), str(error), style="red")
+        return 2
+    whole = config.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
+    if config.output.topic:
+        whole["output"] = {name: whole["output"][name] for name in TOPIC_FIELDS}
+    console.out(yaml.safe_dump(shown(whole), sort_keys=False, allow_unicode=True, width=1000).rstrip(), highlight=False)
+    if config.options().may_count_twice:
+        say(console, TWICE)
+    say(console, f"{job_file} is right. Types, expressions and places are checked when the job starts.")
+    return 0
+
+
+def shown(value: Any, name: str = "") -> Any:
+    """Return a part of the file without secrets and empty sections."""
+    if isinstance(value, dict):
+        parts = {each: shown(inner, name if name in FREE_FORM else each) for each, inner in value.items()}
+        return {each: inner for each, inner in parts.items() if inner not in ({}, [])}
+    if isinstance(value, list):
+        return [shown(each, name) for each in value]
+    if name in SECRET:
+        return "***"
+    return without_login(value) if isinstance(value, str) else value

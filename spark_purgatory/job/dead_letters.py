@@ -105,7 +105,6 @@ def _check_letters(spark: SparkSession, target: Target, checkpoint: str, begun: 
 
 
 def count_line(spark: SparkSession, wanted: DeadLetters) -> str:
-    """Return a line with the number of dead letters. There is no table before the first micro-batch."""
     target = opened(with_format(spark, wanted.made()))
     letters = target.read(spark).count() if target.exists(spark) else 0
     return f"Dead letters: {letters:,} in {target}"
@@ -139,7 +138,6 @@ def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> Dat
 
 
 def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
-    """The records of Kafka, streaming or not, whose value cannot be read."""
     value = F.col("value")
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
     if source.avro is not None:

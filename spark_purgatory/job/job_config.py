@@ -6,8 +6,6 @@ Unknown fields are refused. Options and Spark settings may hold passwords, so th
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, Field, create_model, model_validator
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
-from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, options_of
+from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, near, options_of
 from spark_purgatory.config.options import NO_WATERMARK
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec import criteria
@@ -37,7 +35,6 @@ class InputSection(Model):
         return _given(self, but=InputSection.model_fields)
 
     def names(self, column: str) -> bool:
-        """Return True if ``select`` or ``where`` names a column."""
         return any(column in expression for expression in (*self.select, self.where or ""))
 
 
@@ -108,10 +105,6 @@ class ByRowSection(Model):
     levels: Text | None = None
 
 
-# A criterion as in Python, or without its colon: "quorum(2)", "count 2"
-ALMOST = re.compile(r"(?:criteria\.)?([A-Za-z_ ]+?)[\s(:=]*([\d.]*)[)\s]*")
-
-
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
@@ -124,13 +117,11 @@ class CriterionSection(Model):
         """Return ``any_key`` or ``{quorum: 2}`` with the names of its fields."""
         if given == "by_row":
             return {"rule": "by_row", "by_row": {}}
+        if isinstance(given, str) and given not in RULES:
+            numbered = " or ".join(f"{{{rule}: 2}}" for rule in criteria.NUMBERED)
+            others = ", ".join(rule for rule in RULES if rule not in criteria.NUMBERED)
+            raise ValueError(f"write {others}, by_row, {numbered}{near(given, RULES)}")
         if isinstance(given, str):
-            found = ALMOST.fullmatch(given)
-            words = "_".join(found[1].split()) if found else given
-            rule = next(iter(difflib.get_close_matches(words, RULES, n=1)), given)
-            if found and rule in RULES and rule != given:
-                need = found[2] or ("2" if rule in criteria.NUMBERED else "")
-                raise ValueError(f"in a job's file write {f'{{{rule}: {need}}}' if need else rule}")
             return {"rule": given}
         if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
             [(rule, need)] = given.items()
@@ -166,7 +157,6 @@ class RulesSection(Model):
     criterion: CriterionSection
 
     def options(self) -> dict[str, Any]:
-        """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
         return _given(self, but=("criterion",))
 
 
@@ -240,7 +230,6 @@ class CompleteUntil(Model):
 
 
 def letters_checkpoint(checkpoint: str) -> str:
-    """Return the default place of the dead letters' checkpoint: next to the job's own."""
     return checkpoint.rstrip("/") + "_dead_letters"
 
 
@@ -273,7 +262,6 @@ class JobConfig(Model):
 
     @property
     def dead_letters_checkpoint(self) -> str:
-        """The checkpoint of the query that writes dead letters."""
         given = None if self.dead_letters is None else self.dead_letters.checkpoint
         return given or letters_checkpoint(self.checkpoint)
 

@@ -48,7 +48,6 @@ def rows_of(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
 
 
 def fields_of(rows: DataFrame) -> list[str]:
-    """Return the columns of the records' values, in back-ticks."""
     return [back_ticked(name) for name in rows.columns if name not in KAFKA_COLUMNS]
 
 
@@ -99,7 +98,6 @@ def schema_id(value: Column) -> Column:
 
 
 def with_mark(schema: str) -> str:
-    """A record's schema with `MARK` behind its fields."""
     record = json.loads(schema)
     record["fields"].append({"name": MARK, "type": "boolean", "default": True})
     return json.dumps(record)

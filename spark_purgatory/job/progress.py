@@ -18,7 +18,7 @@ from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.metrics.reporters import batch_line
-from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.readable import readable_bytes
 from spark_purgatory.schema import DECIDED
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
@@ -62,10 +62,8 @@ class ProgressDisplay:
         self.console, self._counters, self._name, self._spark_log = console, counters, name, spark_log
         self.totals = Totals()
         self._last_batch = -1
-        self._began_s = self._changed_s = time.monotonic()
-        self._doing = "starting the query"
-        self._waits = self._stops = False
-        self._last_rows_s: float | None = None
+        self._began_s = time.monotonic()
+        self._doing, self._stops = "starting the query", False
         self._sink = ""
         self._spinner = Spinner("dots")
         live = Live(console=console, get_renderable=self.view, refresh_per_second=FRAMES_PER_SECOND)
@@ -78,7 +76,7 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            self._doing, self._waits = "ended", False
+            self._doing = "ended"
             self._live.stop()
 
     def update(self, query: Query) -> None:
@@ -94,25 +92,16 @@ class ProgressDisplay:
 
     def stopping(self) -> None:
         """Show that the query was asked to stop, which may take as long as a micro-batch and a drain."""
-        self._stops = True
-        self._do(STOPPING, waits=False)
+        self._doing, self._stops = STOPPING, True
         if not self._live:
             say(self.console, STOPPING)
 
     def view(self) -> Group:
-        now_s = time.monotonic()
-        doing = self._doing
-        if self._waits:
-            ago_s = 0 if self._last_rows_s is None else now_s - self._last_rows_s
-            ago = f", last {f'{ago_s:.0f} s' if ago_s < 60 else readable_ms(ago_s * 1000)} ago" if ago_s else ""
-            doing = f"waiting for rows{ago}"
-        elif doing.startswith("micro-batch"):
-            doing += f": {now_s - self._changed_s:.0f} s"
-        self._spinner.update(text=Text(doing))
+        self._spinner.update(text=Text(self._doing))
         head = Table.grid(padding=(0, 3))
-        running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
+        running = f"running {timedelta(seconds=round(time.monotonic() - self._began_s))}"
         wish = "ctrl-C cuts" if self._stops else "ctrl-C stops it"
-        at_work = [Text(doing)] if doing == "ended" else [self._spinner, wish]
+        at_work = [Text(self._doing)] if self._doing == "ended" else [self._spinner, wish]
         head.add_row(Text(printable(self._name), style="bold"), running, *at_work)
         parts: list[Any] = [head]
         if self._sink or self._spark_log:
@@ -126,12 +115,8 @@ class ProgressDisplay:
             self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
         if self._stops or not query.isActive:
             return
-        is_active = query.status["isTriggerActive"]
-        self._do(f"micro-batch {self._last_batch + 1}" if is_active else "", waits=not is_active)
-
-    def _do(self, what: str, waits: bool) -> None:
-        if (what, waits) != (self._doing, self._waits):
-            self._doing, self._waits, self._changed_s = what, waits, time.monotonic()
+        is_at_work = query.status["isTriggerActive"]
+        self._doing = f"micro-batch {self._last_batch + 1}" if is_at_work else "waiting for rows"
 
     def _take(self, report: Any) -> str | None:
         self._last_batch = report["batchId"]
@@ -140,8 +125,6 @@ class ProgressDisplay:
         before = self.totals.pending
         decided = sum(self.totals.by_status.values())
         self.totals.add(observed.asDict() if observed else {})
-        if rows_in:
-            self._last_rows_s = time.monotonic()
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
             return None
         out, took_ms = sum(self.totals.by_status.values()) - decided, report["durationMs"]["triggerExecution"]

@@ -32,7 +32,6 @@ from spark_purgatory.job.sources import newest_version, purgatory_of, read_input
 from spark_purgatory.job.status import instant
 from spark_purgatory.job.summary import REBUILD
 from spark_purgatory.spark.checkpoint.pending import pending
-from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.heartbeat import NEWEST
 from spark_purgatory.spark.operator.inputs import instant_ms
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -48,8 +47,6 @@ RUN_FIRST = "run the job once, and rebuild again. Nothing was written"
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    as_of: str | None = None
-    """The watermark at which everything is decided; None: that of the job's checkpoint."""
     event_time_start: str | None = None
     event_time_end: str | None = None
     """Only outcomes of operations that were created in this time: the end is not included."""
@@ -101,18 +98,17 @@ def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> 
     """Return what would be rebuilt. Raises ConfigError if the job cannot be."""
     sink = _sink(spark, config)
     begins = next_batch(spark, config.checkpoint)
-    as_of_ms = _as_of_ms(spark, config, request, begins - 1)
+    as_of_ms = _as_of_ms(spark, config, begins - 1)
     inputs = (
         read_input(spark, config.operations, "operations", is_batch=True),
         read_input(spark, config.completions, "completions", is_batch=True),
     )
-    if begins:
-        _check_read(spark, config, inputs, begins - 1, request.missing_files_ok)
+    _check_read(spark, config, sink, inputs, begins - 1, missing_ok=request.missing_files_ok)
     decided = purgatory_of(config).resolve(*inputs, as_of=datetime.fromtimestamp(as_of_ms / 1000, UTC))
     decided = decided.localCheckpoint()  # It is counted, compared and written.
     table, condition = sink.read(spark), _condition(spark, config, request, decided.columns)
     status = config.options().prefix + "status"
-    waiting = pending(spark, checkpoint=config.checkpoint, prefix=PREFIX) if begins else None
+    waiting = pending(spark, checkpoint=config.checkpoint, prefix=PREFIX)
     open_ids = _open_ids(config, inputs[0], decided.where(f"`{status}` <> 'ORPHAN'"), waiting)
     if condition:
         decided, table = decided.where(condition), table.where(condition)
@@ -130,7 +126,7 @@ def planned(spark: SparkSession, config: JobConfig, request: RebuildRequest) -> 
     )
 
 
-def _open_ids(config: JobConfig, operations: DataFrame, outcomes: DataFrame, waiting: DataFrame | None) -> DataFrame:
+def _open_ids(config: JobConfig, operations: DataFrame, outcomes: DataFrame, waiting: DataFrame) -> DataFrame:
     """Return the ids of operations that wait in the query, or for which the batch query has no outcome yet.
 
     After late rows these differ: the query has forgotten what the batch query reads. The rows of such an id are those
@@ -142,8 +138,7 @@ def _open_ids(config: JobConfig, operations: DataFrame, outcomes: DataFrame, wai
     )
     both = received.join(decided, F.col(OPEN_ID) == F.col("decided"), "left")
     found = both.where(f"coalesce(decided_rows, 0) < {OPEN_ID}_rows").select(OPEN_ID)
-    if waiting is not None:
-        found = found.union(waiting.select(_id_of(config, waiting.columns).alias(OPEN_ID)))
+    found = found.union(waiting.select(_id_of(config, waiting.columns).alias(OPEN_ID)))
     return found.dropna().distinct().localCheckpoint()
 
 
@@ -157,10 +152,20 @@ def _named(name: str, columns: list[str]) -> str:
 
 
 def _check_read(
-    spark: SparkSession, config: JobConfig, inputs: tuple[DataFrame, DataFrame], batch_id: int, missing_ok: bool
+    spark: SparkSession,
+    config: JobConfig,
+    sink: RecordAccumulator,
+    inputs: tuple[DataFrame, DataFrame],
+    batch_id: int,
+    missing_ok: bool,
 ) -> None:
     """Raise ConfigError unless the batch query reads what the job has read: it would decide the rest once more."""
     checkpoint = config.checkpoint
+    if staged := sink.read(spark, staged=True, checkpoint=checkpoint).count() - sink.read(spark).count():
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} has {staged:,} staged rows, which would come into the table twice: run the job "
+            "until it has brought them to the table, stop it, and rebuild then"
+        )
     if is_within_a_batch(spark, checkpoint):
         raise ConfigError(f"checkpoint={checkpoint!r} has a micro-batch that is not finished: {RUN_FIRST}")
     offsets = [json.loads(line) for line in entry_of(spark, checkpoint, f"offsets/{batch_id}")[1] if line[:1] == "{"]
@@ -198,7 +203,7 @@ def _new_versions(spark: SparkSession, source: DeltaSource, offsets: list[dict[s
 
 
 def _sink(spark: SparkSession, config: JobConfig) -> RecordAccumulator:
-    """Return the job's table. Raises ConfigError unless all that the job has decided is in it."""
+    """Return the job's table. Raises ConfigError unless it can be rebuilt."""
     if config.output.topic is not None:
         raise ConfigError(f"output.topic={config.output.topic!r}: only a table can be rebuilt, and this is a topic")
     for name, given in (("operations", config.operations), ("completions", config.completions)):
@@ -209,31 +214,16 @@ def _sink(spark: SparkSession, config: JobConfig) -> RecordAccumulator:
         raise ConfigError(f"table {sink} is an Iceberg table: only a Delta table can be rebuilt in one transaction")
     if not sink.table_exists(spark):
         raise ConfigError(f"table {sink} does not exist yet: run the job, which makes it")
-    if is_checkpoint(spark, config.checkpoint):
-        whole = sink.read(spark, staged=True, checkpoint=config.checkpoint)
-        if staged := whole.count() - sink.read(spark).count():
-            raise ConfigError(
-                f"checkpoint={config.checkpoint!r} has {staged:,} staged rows, which would come into the table twice: "
-                "run the job until it has brought them to the table, stop it, and rebuild then"
-            )
     return sink
 
 
-def _as_of_ms(spark: SparkSession, config: JobConfig, request: RebuildRequest, batch_id: int) -> int:
-    asked_ms = None if request.as_of is None else instant_ms(spark, request.as_of, "--as-of")
+def _as_of_ms(spark: SparkSession, config: JobConfig, batch_id: int) -> int:
     offsets = f"offsets/{batch_id}"
     watermark_ms = entry_of(spark, config.checkpoint, offsets)[0]["batchWatermarkMs"] if batch_id >= 0 else 0
-    if batch_id < 0 and asked_ms is not None:
-        return asked_ms
     if not watermark_ms:
         raise ConfigError(
             f"checkpoint={config.checkpoint!r} has no watermark yet, at which the outcomes could be decided again: "
-            f"run the job first{', or give --as-of' if batch_id < 0 else ''}"
-        )
-    if asked_ms not in (None, watermark_ms):
-        raise ConfigError(
-            f"--as-of={request.as_of!r}: the job's watermark is {instant(watermark_ms)}, from which it continues. A "
-            "rebuild at another time would lose or double the outcomes between the two: leave --as-of out"
+            "run the job first"
         )
     return int(watermark_ms)
 

@@ -7,9 +7,8 @@ import io
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -31,27 +30,16 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.storage.checkpoint_files import committed_batches
 from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.version import LOOKS_WRONG, __version__
 
-TRIES = 3
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 BOUNDS_MS = (  # Between the bars of pictures of ages and waits
     *(SECOND, 10 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
     *(DAY, 3 * DAY, 7 * DAY, 30 * DAY, 365 * DAY),
 )
 NEWER = -1  # The bin of negative values: of ages, operations that were created after the watermark
-REASONS_SHOWN = ROWS_SHOWN = 10
+REASONS_SHOWN = 10
 OF_WAITING = ["report_age_ms", "report_remaining_ms", "report_criterion"]
-OF_ROWS = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
-
-
-@dataclass(frozen=True)
-class EndsNext:
-    keys: str
-    missing: str
-    progress: str
-    deadline_ms: int
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,6 @@ class Report:
     remaining: dict[int, int] = field(default_factory=dict)
     criteria: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)  # REJECTED operations by reason, the most frequent first
-    ends_next: tuple[EndsNext, ...] = ()  # The operations whose deadlines come first; empty if no rows were asked for
-    missed: dict[str, int] = field(default_factory=dict)  # Operations by key that several miss, the most first
     history: tuple[MicroBatch, ...] = ()
     moved_on: bool = False  # The query committed a micro-batch while the numbers were read: they may differ by its rows
 
@@ -81,32 +67,12 @@ def read_report(
     checkpoint: str,
     sink: RecordAccumulator,
     prefix: str = "",
-    rows: bool = False,
     name: str | None = None,
 ) -> Report:
-    """Read what the page shows, up to `TRIES` times if the query runs on meanwhile; ``rows``: also values of rows."""
-    for left in range(TRIES - 1, -1, -1):
-        try:
-            report = _read(spark, checkpoint, sink, prefix, rows)
-        except SPARK_FAULTS as error:
-            if "FILE_NOT_EXIST" not in str(error) or not left:  # A drain that ended meanwhile removes staged files
-                raise
-        else:
-            if not report.moved_on or not left:
-                break
-    return replace(report, name=name or report.table.rstrip("/").rpartition("/")[2])
-
-
-def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     states = shard_states(spark, checkpoint)
     found, received, decided = counted(states)
-    waits = pending_in(spark, states, OF_WAITING + OF_ROWS * rows, "report_").persist()  # Decoded once
-    try:
-        ages, remaining, criteria = _of_pending(waits)
-        ends_next, missed = _rows_of_pending(waits) if rows else ((), {})
-    finally:
-        waits.unpersist()
+    ages, remaining, criteria = _of_pending(pending_in(spark, states, OF_WAITING, "report_"))
     written = sink.read(spark) if sink.table_exists(spark) else None
     file_bytes = [] if written is None else opened(with_format(spark, sink.options)).file_sizes(spark)
     tally = JobTally(received, decided, criteria.total())
@@ -115,7 +81,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     reasons = sorted(by["reason"].get("REJECTED", {}).items(), key=lambda each: (each[1], each[0]), reverse=True)
     last = committed_batches(spark, checkpoint)
     return Report(
-        name="",
+        name=name or str(sink).rstrip("/").rpartition("/")[2],
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=time.time_ns() // 1_000_000,
@@ -128,15 +94,12 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         remaining=remaining,
         criteria=criteria,
         reasons=dict(reasons[:REASONS_SHOWN]),
-        ends_next=ends_next,
-        missed=missed,
         history=_history(spark, checkpoint),
         moved_on=found["batch_id"] != (last[-1] if last else None),
     )
 
 
 def _of_pending(waits: DataFrame) -> list[Counter[Any]]:
-    """Count what waits by the bins of its age and of its time left, and by criterion."""
     counts: list[Counter[Any]] = [Counter(), Counter(), Counter()]
     for *found, count in (
         waits.groupBy(*(_bin(F.col(name)) for name in OF_WAITING[:2]), OF_WAITING[2]).count().collect()
@@ -147,7 +110,6 @@ def _of_pending(waits: DataFrame) -> list[Counter[Any]]:
 
 
 def _of_table(table: DataFrame, prefix: str) -> dict[str, dict[str, dict[Any, int]]]:
-    """Count the outcomes by status, each by its hour, by the bin of its wait, and by the reason if it was REJECTED."""
     status, resolved, wait, reason = (F.col(prefix + name) for name in ("status", "resolved_at", "wait_ms", "reason"))
     by = {
         "hour": F.floor(F.unix_millis(resolved) / HOUR),
@@ -162,14 +124,6 @@ def _of_table(table: DataFrame, prefix: str) -> dict[str, dict[str, dict[Any, in
     return found
 
 
-def _rows_of_pending(waits: DataFrame) -> tuple[tuple[EndsNext, ...], dict[str, int]]:
-    keys, missing = (F.array_join(name, ", ") for name in OF_ROWS[:2])
-    ends = waits.select(keys, missing, OF_ROWS[2], F.unix_millis(OF_ROWS[3]).alias("at")).orderBy("at")
-    missed = waits.select(F.explode(OF_ROWS[1]).alias("key")).groupBy("key").count().where("count > 1")
-    most = missed.orderBy(F.desc("count"), "key").limit(ROWS_SHOWN).collect()
-    return tuple(EndsNext(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
-
-
 def _bin(column: Column) -> Column:
     """Return the number of `BOUNDS_MS` at or below a value, `NEWER` below 0."""
     count = sum(((column >= bound).cast("int") for bound in BOUNDS_MS), F.lit(0))
@@ -177,7 +131,6 @@ def _bin(column: Column) -> Column:
 
 
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
-    """The last hundred micro-batches, from Spark's log of offsets."""
     reader = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets"), wholetext=True)
     rows = reader.select("value", "_metadata.file_name").collect()
     found = (MicroBatch.read(int(name), text) for text, name in rows if name.isdigit())
@@ -216,12 +169,6 @@ def page(report: Report) -> str:
         _tiles(report),
         _table(("why operations were REJECTED", "operations"), _counts(report.reasons)),
         "<h2>What waits, and what happens next</h2>",
-        _next_to_expire(report),
-        _table(
-            ("what ends next: its keys", "missing", "progress", "deadline"),
-            [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next],
-        ),
-        _table(("key missed most", "operations"), _counts(report.missed)),
         _binned("remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
         _binned("age_ms", report.ages, "Waiting by age, from the watermark"),
         _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
@@ -290,14 +237,6 @@ def _tiles(report: Report) -> str:
     return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
 
 
-def _next_to_expire(report: Report) -> str:
-    within = range(min(report.remaining, default=0), max(report.remaining, default=-1) + 1)
-    counts = accumulate(report.remaining.get(at, 0) for at in within)
-    moved = ["nothing: they are due" if at == NEWER else _bound(at) for at in within]
-    rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
-    return _table(("if the watermark moves by", "have expired, unless events come"), rows)
-
-
 def _bound(at: int) -> str:
     if at == len(BOUNDS_MS):
         return "more"
@@ -351,7 +290,6 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
 
 
 def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
-    """Draw the watermark of micro-batches, and the clock if it is less than a day ahead."""
     lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
     if history[-1].began_ms - history[-1].watermark_ms < DAY:
         lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")

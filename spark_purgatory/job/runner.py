@@ -51,7 +51,7 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator, trigger_of
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.formats import opened, with_format
-from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError, check_files, next_batch
+from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError, check_files
 from spark_purgatory.spark.storage.query_start import started
 from spark_purgatory.terminal import at_work, say, terminal
 
@@ -79,15 +79,9 @@ def run(
     ``report`` gets the facts of the run while it goes on.
     """
     report = RunReport() if report is None else report
-    place = without_login(config.checkpoint)
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
-        is_new = sink is not None and not sink.options.shares_table and not next_batch(spark, config.checkpoint)
-        is_old = is_new and sink is not None and sink.table_exists(spark)
-    if is_old:
-        note = f"Note: {place} is a new checkpoint and {sink} an old table"
-        say(console, f"{note}: the sources are read from their beginning, and the table gets all their outcomes.")
     wanted = config.metrics or MetricsOutput.model_construct()
     reporters = list(reporters_of(wanted))  # An error about a port comes before a query starts
     dead = dead_letters.start(spark, config)
@@ -122,7 +116,7 @@ def run(
     if stop.signal is not None:
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
-        say(console, f"Stopped by {by} {when}; a rerun continues from {place}.")
+        say(console, f"Stopped by {by} {when}; a rerun continues from {without_login(config.checkpoint)}.")
     if config.summary:
         _end(spark, config, sink, console, report=report, is_stopped=stop.signal is not None)
     for text in warnings_of(progress.totals):
@@ -131,7 +125,6 @@ def run(
 
 
 def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
-    """Yield the reporters that the file asks for. Raises ConfigError if a port is taken."""
     if wanted.prometheus_port is not None:
         yield metrics.prometheus(wanted.prometheus_port)
     if wanted.opentelemetry:
@@ -261,15 +254,13 @@ def kafka_fault(message: str, config: JobConfig) -> str | None:
     return None
 
 
-def guarded(console: Console, show_traceback: bool, body: Callable[[], int], report: RunReport | None = None) -> int:
+def guarded(console: Console, body: Callable[[], int], report: RunReport | None = None) -> int:
     """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
     report = RunReport() if report is None else report
     try:
         return body()
     except (PurgatoryError, PySparkException, Py4JError) as error:
         report.error = error
-        if show_traceback:
-            raise
         say(console, sentence_of(error), style="red")
         return report.exit_code()
 
@@ -279,7 +270,6 @@ def run_file(
     changes: Sequence[str],
     *,
     spark_log: Path | None = None,
-    show_traceback: bool = False,
     json: str | None = None,
     fail_above: float | None = None,
     textfile: Path | None = None,
@@ -321,7 +311,7 @@ def run_file(
 
     code = ExitCode.FAILED
     try:
-        code = ExitCode(guarded(errors, show_traceback, body, report))
+        code = ExitCode(guarded(errors, body, report))
     finally:
         if json is not None:
             report.write(json, code)

@@ -51,7 +51,6 @@ class DeltaSource(Model):
 
     @property
     def sql_place(self) -> str:
-        """The table in SQL."""
         return self.table or f"delta.`{str(self.path).replace('`', '``')}`"
 
 
@@ -125,7 +124,6 @@ class KafkaSource(Model):
 
     @property
     def subscription(self) -> tuple[str, str]:
-        """Spark's option that names the topics, and its value."""
         if self.topic is not None:
             return "subscribe", ",".join(self.topic)
         assert self.topic_pattern is not None, "bug: a source without topics was accepted"

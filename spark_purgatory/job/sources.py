@@ -66,7 +66,6 @@ def _read(spark: SparkSession, given: InputSection, name: str, is_batch: bool) -
 
 
 def newest_version(spark: SparkSession, source: DeltaSource) -> int:
-    """Return the version of a Delta table."""
     [last] = spark.sql(f"DESCRIBE HISTORY {source.sql_place} LIMIT 1").collect()
     return int(last["version"])
 

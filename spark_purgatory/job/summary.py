@@ -29,8 +29,6 @@ WRONG_SUM = "DOES NOT ADD UP. If nobody deleted rows of the table, please report
 
 
 class JobTally(NamedTuple):
-    """Counts of a checkpoint's operations over all its runs."""
-
     received: int = 0
     decided: int = 0
     pending: int = 0
@@ -74,7 +72,6 @@ def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: 
 
 
 def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:
-    """Print the tables that a person reads; ``totals`` are those of the run."""
     table = Table(title=f"Outcomes in {target}", title_justify="left")
     table.add_column("status")
     for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
@@ -100,7 +97,6 @@ def topic_line(tally: JobTally, totals: Totals) -> str:
 
 
 def sums_of(tally: JobTally, where: str = "") -> str:
-    """Return the operations received, decided and waiting; ``where`` is the place of the outcomes."""
     return f"{tally.received:,} received = {tally.decided:,} with an outcome{where} + {tally.pending:,} waiting"
 
 

@@ -27,7 +27,7 @@ from spark_purgatory import (
 from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.doctor.session import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
-from spark_purgatory.job.show_pending import PendingRequest, show_pending
+from spark_purgatory.job.commands import PendingRequest, show_pending
 from spark_purgatory.spark.checkpoint.shard_states import _of_log_host
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -213,7 +213,7 @@ def test_rows_are_shown_in_any_order_of_sql(
     monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: spark)
     for order_by, expected in (("remaining_ms DESC, id DESC", "cba"), ("map_values(map('{', id))", "abc")):
         request = PendingRequest(str(landing.checkpoint), "true", order_by, ["id"], 20, None, "", True, [])
-        assert show_pending(request, terminal()) == 0
+        show_pending(request, terminal())
         assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == list(expected)
 
 
@@ -239,8 +239,9 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
     monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: spark)
 
     def shown(as_json: bool) -> str:
-        request = PendingRequest(str(landing.checkpoint), "true", "id", None, 20, None, "", as_json, [], wide=True)
-        assert show_pending(request, terminal()) == 0
+        names = ["id", *values, "created_at"]
+        request = PendingRequest(str(landing.checkpoint), "true", "id", names, 20, None, "", as_json, [])
+        show_pending(request, terminal())
         return capsys.readouterr().out
 
     text = shown(as_json=True)
@@ -254,7 +255,7 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
     for part in ('"code":"AP8="', '"nested":{"net":1.50}', '"created_at":"2024-05-01T12:00:00.000006Z"'):
         assert part in text
     assert json.loads(text)["id"] == "order:key:\x1b[31m1" and blocks["id"] == "order:key:\\u001b[31m1"
-    assert (blocks["nested"], blocks["created_at"]) == ("{net: 1.50}", "2024-05-01 12:00:00.000006 UTC")
+    assert (blocks["nested"], blocks["created_at"]) == ("{net: 1.50}", "2024-05-01T12:00:00.000006Z")
 
 
 @pytest.mark.long

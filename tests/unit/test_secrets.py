@@ -18,8 +18,7 @@ from rich.console import Console
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.job.arguments import settings_from
-from spark_purgatory.job.check_file import check_file
-from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.config_file import check_file, load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.spark.sink.table.formats import opened
 from tests.support.now_and_then import each_commit

@@ -176,13 +176,6 @@ def test_what_is_well_is_green_and_in_one_order() -> None:
     assert ">newer than<" in text, "a bar of its own"
 
 
-def test_what_expires_as_the_watermark_moves_adds_up() -> None:
-    rows = page(report())
-    table = rows[rows.index("if the watermark moves by") :]
-    cells = table[: table.index("</table>")].replace("</td>", "").split("<td>")[1:]
-    assert [cell.split("</tr>")[0] for cell in cells] == ["10 s", "10", "1 min", "10", "5 min", "30"]
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
