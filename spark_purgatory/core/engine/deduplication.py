@@ -290,7 +290,6 @@ class Deduplication:
         self._rows.columns["id_slot"] = GrowableArray(slots)
 
     def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
-        """Return the columns that identify an operation: its id, or its id and its watch key."""
         if self._width == 1:
             return [ids]
         # A key that equals the id, as is common, is stored as null, which takes no bytes.

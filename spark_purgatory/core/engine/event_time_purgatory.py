@@ -90,7 +90,6 @@ class EventTimePurgatory:
     # --- the stages, in order --------------------------------------------------------------------------
 
     def _decide_ids(self) -> None:
-        """Decide the undecided rows whose created time has passed: DUPLICATEs leave, accepted rows wait on."""
         if not len(self.deduplication.undecided):
             return
         extended = (lambda rows: self.resolver.resolve(rows).deadline_us) if self.events.controls.extends else None

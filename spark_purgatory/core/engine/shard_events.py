@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import is_double
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.sorted_runs import PREFIX_MASK, Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
 from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, OutcomeBatch, structs_of, unwatched, without_prefix
@@ -341,7 +341,7 @@ class OrphanEvents:
         self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us=fail_us, sums=sums))
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
-        """Flag the rows with the key or id of an event up to the floor, (rows,) bool."""
+        """Flag the rows with the key, or the hash of the id, of an event up to the floor, (rows,) bool."""
         may_match = np.zeros(resolver.watchers.rows, bool)
         for key, log in self.unmatched.logs.items():
             for segment in log.segments:
@@ -349,10 +349,8 @@ class OrphanEvents:
                 if not key.is_named:
                     _, entries = resolver.watchers.find(due.group_keys, due.group_hash)
                     may_match[resolver.watchers.rows_of(entries)] = True
-                elif len(due) and resolver.rows.ids.chunks:
-                    ids = split_pairs(due.group_keys)[0].cast(resolver.rows.ids.chunks[0].type)
-                    named = [as_bools(pc.is_in(chunk, value_set=ids)) for chunk in resolver.rows.ids.chunks]
-                    may_match |= np.concatenate(named)
+                else:
+                    may_match |= np.isin(resolver.rows.id_hash & PREFIX_MASK, due.group_hash)
         return may_match
 
 
