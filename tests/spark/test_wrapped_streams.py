@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -353,11 +354,25 @@ def test_what_spark_refuses_to_do_with_outcomes_is_refused_in_a_sentence(spark: 
     one, other = (purgatory(name=name).resolve(*landing.frames(spark)) for name in ("one", "other"))
     events = landing.frames(spark)[1].withWatermark("time", "1 minute").withColumnRenamed("key", "event_key")
     window = "event_key = id and time between resolved_at and resolved_at + interval 1 hour"
-    for stream, said in (
-        (one.union(other), "outcomes of the purgatories 'one' and 'other', .* write each by a query of its own"),
-        (one.select("id", "resolved_at").join(events, F.expr(window)), "are joined with another stream"),
-        (one.withWatermark("resolved_at", "1 minute"), "remove withWatermark, or write its outcomes to a table"),
+    with pytest.raises(AnalysisException, match="DUPLICATED_METRICS_NAME"):
+        one.union(purgatory(name="one").resolve(*landing.frames(spark)))
+    for stream, by_spark, said in (
+        (
+            one.union(other),
+            "Multiple applyInPandasWithStates",
+            "outcomes of the purgatories 'one' and 'other', .* write each by a query of its own",
+        ),
+        (
+            one.select("id", "resolved_at").join(events, F.expr(window)),
+            "possible 'correctness' issue",
+            "are joined with another stream",
+        ),
+        (one.withWatermark("resolved_at", "1 minute"), "", "remove withWatermark, or write its outcomes to a table"),
     ):
+        plain = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "plain"))
+        if by_spark:
+            with pytest.raises(AnalysisException, match=by_spark):
+                plain.start()
         with pytest.raises(ConfigError, match=said):
             check_checkpoint(spark, stream, checkpoint=str(landing.checkpoint))
         with pytest.raises(ConfigError, match=said):
