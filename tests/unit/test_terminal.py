@@ -1,4 +1,6 @@
-"""What commands print on a terminal is whole: lines end between words, a path can be copied, no value is cut."""
+"""What commands print on a terminal is whole: lines end between words, a path can be copied, no value is cut. What is
+given to a command is handed on.
+"""
 
 from __future__ import annotations
 
