@@ -148,7 +148,7 @@ def goes_on_as_it_should(world: IcebergWorld, saying: str, where: str) -> str:
         assert world.in_table() == before, f"{where}: written in spite of {raised!r}"
         if error is StorageError and "branch dropped" not in saying:
             answered(world, where)
-        if "Otherwise bring the earlier" in str(raised):  # The branch is missing, and every row is there.
+        if "If all rows are there, say so" in str(raised):  # The branch is missing, and every row is there.
             answered(world, where)
         return error.__name__
     assert error is None, f"{where}: no {error}"
