@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -239,36 +238,3 @@ def test_of_two_runs_on_one_checkpoint_the_one_that_is_left_goes_on(stream: Stre
     with pytest.raises(ForeignWriterError, match=r"end one of the two, and the other goes on"):
         other.drain(stream.spark)
     assert stream.add(1).run(stream.rows()).numbers() == every(2)
-
-
-@pytest.mark.slow
-def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) -> None:
-    table = str(stream.folder / "table")
-    stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").partitionBy("part").save(table)
-    ended, theirs, errors = threading.Event(), Counter[int](), list[BaseException]()
-
-    def others() -> None:
-        number = 0
-        try:
-            while number < 3 or not (ended.is_set() or number > 5):
-                number += 1
-                row = stream.spark.range(1).selectExpr(f"{-number}L AS n", f"{number % 2}L AS part")
-                row.write.format("delta").mode("append").option("txnAppId", "theirs").option("txnVersion", number).save(
-                    table
-                )
-                theirs[-number] += 1
-                stream.spark.sql(f"OPTIMIZE delta.`{table}`")
-        except BaseException as error:
-            errors.append(error)
-
-    accumulator(stream, batch_size=1000)
-    beside = threading.Thread(target=others)
-    beside.start()
-    try:
-        stream.add(3).run(stream.rows())
-    finally:
-        ended.set()
-        beside.join()
-    assert not errors, errors
-    assert stream.numbers() == every(3) + theirs
-    assert staged_files(stream) == []

@@ -95,7 +95,9 @@ def test_a_drain_that_nobody_disturbs_is_found_without_another_look_at_the_table
         stream.add(1).run(stream.rows())
 
 
-def test_a_drain_lends_its_mark_to_no_write_of_another_thread(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_lends_its_mark_to_no_other_write_and_loses_nothing_by_a_compaction(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A write in the same session, during the drain, would carry the mark, and be taken for the drain."""
     stream.add(1).run(stream.rows())
     save, others = DataFrameWriter.save, list[int]()
@@ -104,6 +106,7 @@ def test_a_drain_lends_its_mark_to_no_write_of_another_thread(stream: Stream, mo
         if path == str(stream.folder / "table") and not others:
             others.append(-1)
             stream.spark.sql(f"INSERT INTO delta.`{path}` VALUES (-1, 0)")
+            stream.spark.sql(f"OPTIMIZE delta.`{path}`")
         save(writer, path, **more)
 
     monkeypatch.setattr(DataFrameWriter, "save", with_a_neighbour)

@@ -129,6 +129,13 @@ def test_a_later_run_that_found_no_rows_counts_more_than_the_folder_of_an_earlie
         ledger(record(piece(1)), empty(0, 1)).adopt([piece(1)], before=2)
 
 
+def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
+    intent = Intent(0, "uuid", None, "", NO_BATCH, Contents(), taken=(), left=(), epochs=(0,), run=7)
+    book = ledger(intent_entry(intent)[:2])
+    book.adopt([], before=0)
+    assert book.run.number == 8
+
+
 @pytest.mark.parametrize(
     ("staged", "notes", "before", "first_missing"),
     [
@@ -145,6 +152,15 @@ def test_a_micro_batch_of_which_nothing_is_known_is_missed(
 ) -> None:
     records = [record(piece(batch_id)) for batch_id in staged]
     assert ledger(*notes, *records).adopt(map(piece, staged), before) == first_missing
+
+
+def test_empty_micro_batches_in_a_row_are_one_run() -> None:
+    book = ledger()
+    for batch_id in (0, 1, 2):
+        book.stage(StagedBatch(batch_id, 0, 0, ""))
+    book.add(3, 0, Contents(5))
+    book.stage(StagedBatch(4, 0, 0, ""))
+    assert book.empty == [(0, 2, 0), (4, 4, 0)]
 
 
 def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
