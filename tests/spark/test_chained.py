@@ -56,7 +56,9 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     orders, payments = Landing(tmp_path).add([operation("o")], [event("o", 5)]).frames(spark)
     blob = purgatory(host="applyInPandasWithState").resolve(orders, payments)
     second = shipped("transformWithState")
-    after_blob = replace(second, operations=replace(second.operations, outcomes_of=purgatory()))
+    after_blob = replace(
+        second, operations=replace(second.operations, outcomes_of=purgatory(host="applyInPandasWithState"))
+    )
     with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
         after_blob.resolve(blob, payments)
     with settings(spark, STATE_STORE_SETTINGS):

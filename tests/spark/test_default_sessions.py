@@ -271,7 +271,7 @@ def test_a_start_in_a_session_with_another_format_than_the_checkpoint_is_told_wh
     check_checkpoint(bare, purgatory().resolve(*landing.frames(bare)), checkpoint=str(landing.checkpoint))
     assert is_told()
     caplog.clear()
-    with pytest.raises(PySparkException, match="changelog does not exist"):
+    with pytest.raises(PySparkException, match=r"changelog does not exist|CANNOT_LOAD_STATE_STORE"):
         landing.run(bare, purgatory())
     until(is_told)
     with settings(bare, {FORMAT_VERSION: "2"}):

@@ -84,6 +84,7 @@ def test_a_table_is_a_path_where_it_has_a_slash_or_is_a_folder_here(
 # --- a session ------------------------------------------------------------------------------------
 
 
+@pytest.mark.blob_host
 def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> None:
     found = by_name(session_findings(spark))
     assert wrong(found.values()) == {}

@@ -349,6 +349,7 @@ def test_streams_that_are_resolved_and_started_inside_foreach_batch_are_decided_
     assert "foreachBatch" not in caplog.text, "it is no batch of one micro-batch's rows"
 
 
+@pytest.mark.blob_host
 def test_what_spark_refuses_to_do_with_outcomes_is_refused_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("o1")], [event("o1", 5), event("clock", 110)])
     one, other = (purgatory(name=name).resolve(*landing.frames(spark)) for name in ("one", "other"))
