@@ -78,7 +78,7 @@ def doctor(
 
     Exit code: 0 everything is right, 1 there is something to do, 2 an argument is wrong.
     """
-    from spark_purgatory.doctor.report import run_doctor
+    from spark_purgatory.job.doctor import run_doctor
 
     raise typer.Exit(run_doctor(terminal(), spark, settings=conf or [], as_json=json))
 

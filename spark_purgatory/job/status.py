@@ -15,9 +15,9 @@ from rich.console import Console
 
 from spark_purgatory.config.units import parse_duration
 from spark_purgatory.doctor.machine import Finding
-from spark_purgatory.doctor.report import as_objects, session_or_finding, show_findings
 from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError, StorageError
 from spark_purgatory.job.arguments import settings_from
+from spark_purgatory.job.doctor import as_objects, session_or_finding, show_findings
 from spark_purgatory.job.last_run import NAME as LAST_RUN
 from spark_purgatory.job.run_report import numbers_in
 from spark_purgatory.readable import readable_ms
