@@ -24,7 +24,6 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore
-from spark_purgatory.core.state.shard_head import read_head
 from spark_purgatory.core.state.step_log import ShardState as StoredState
 from spark_purgatory.spark.host.blob_host import stream_function
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, packer
@@ -311,4 +310,4 @@ def engine_of(query: Query, state: BlobState | ShardState) -> EventTimePurgatory
 
 
 def entries_of(state: BlobState | ShardState) -> int:
-    return 0 if isinstance(state, BlobState) else read_head(state.values["head"]).log_entries
+    return 0 if isinstance(state, BlobState) else sum(map(len, state.maps.values()))
