@@ -48,8 +48,8 @@ def test_late_rows_are_judged_by_extended_deadlines(spec: EngineSpec) -> None:
 def test_a_state_written_without_the_places_of_ids_finds_them(several: bool) -> None:
     spec = replace(HELD, identity_width=1 if several else 2)
     shards = Shards(spec, several=several)
-    shards.step([row(10, 20), row(11, 20, id="p"), row(10, 22, id="q", keys="b")], [], 0)
-    shards.step([], told("complete:b:11 extend:a:14:0.020@p"), 11)
+    shards.step([row(10, 20), row(11, 20, id="p", keys="c"), row(10, 22, id="q", keys="b")], [], 0)
+    shards.step([], told("complete:b:11 extend:c:14:0.020@p"), 11)
     blob = shards.blobs[0]
     assert blob is not None
     facts, arrays, tables = read_blob(blob)
@@ -57,7 +57,11 @@ def test_a_state_written_without_the_places_of_ids_finds_them(several: bool) -> 
     # p's id is remembered until its first deadline only.
     arrays["ids.deadline_us"] = np.where(arrays["ids.deadline_us"] == 34_000, 20_000, arrays["ids.deadline_us"])
     shards.blobs[0] = write_blob(facts, dict(arrays), tables, 1)
-    batches = [([], told("extend:a:15:0.050@o"), 12), ([row(30, 40), row(33, 40, id="p")], [], 25), ([], [], END_MS)]
+    batches = [
+        ([], told("extend:a:15:0.050@o"), 12),
+        ([row(30, 40), row(33, 40, id="p", keys="c")], [], 25),
+        ([], [], END_MS),
+    ]
     fates = sorted(f"{outcome['id']} {outcome['row']} {outcome['status']}" for outcome in shards.run(batches))
     assert fates == ["o [10, 20] EXPIRED", "o [30, 40] DUPLICATE", "p [11, 20] EXPIRED", "p [33, 40] DUPLICATE"]
 

@@ -9,13 +9,16 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.codes import EventKind
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.core.state.export import events_tables, ids_table, operations_table
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.export import events_tables, ids_table, most_of_any_shard, operations_table
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.spark.move import tables
 from tests.support.engine_driver import Shards
@@ -92,6 +95,12 @@ def test_tables_are_written_as_the_golden_export_has_them() -> None:
     assert golden_lines() == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
+def test_events_that_are_equal_stay_as_many_as_the_shard_with_the_most_has() -> None:
+    """Shards of a query with several keys hold the same events."""
+    kept = most_of_any_shard(pa.table({"key": [*"aabab"], "time_us": [1, 1, 1, 1, 1]}), np.array([0, 0, 0, 1, 1]))
+    assert sorted(kept["key"].to_pylist()) == ["a", "a", "b"]
+
+
 def test_a_state_names_its_logs() -> None:
     spec, several, operations, events = STREAMS["final"]
     shards = Shards(spec, 1, several)
@@ -101,6 +110,10 @@ def test_a_state_names_its_logs() -> None:
     named = {(log["owner"], log["kind"], log["is_named"]) for log in logs}
     assert named >= {("control", "fail", True), ("unmatched", "extend", False), ("ended", "complete", True)}
     assert all(log.keys() == {"owner", "kind", "is_named", "segments", "kept"} for log in logs)
+    engine = shards.engine(0)
+    engine.events.controls.logs_of(EventKind.FAIL)[0].kept = 7
+    [log] = restore(shards.spec, save(engine, 1), 1).events.controls.logs_of(EventKind.FAIL)
+    assert log.kept == 7, "by which the next pass over its events is due"
 
 
 if __name__ == "__main__":

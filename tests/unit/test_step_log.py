@@ -133,11 +133,13 @@ def test_lengths_that_do_not_add_up_and_a_head_without_its_fields_are_refused() 
         read_head(write_frame(shard_head.MAGIC, shard_head.VERSION, b"{}"))
 
 
-def test_a_head_alone_has_counts_and_a_size_and_no_state() -> None:
+def test_a_head_alone_has_counts_a_size_and_a_limit_of_entries_and_no_state() -> None:
     alone = ShardState(None, write_head(HEAD))
     assert alone.metadata() == {"tally": HEAD.tally, "gauges": HEAD.gauges}
     assert alone.size == len(write_head(HEAD)) + HEAD.snapshot_bytes + HEAD.log_bytes
+    assert [replace(HEAD, next_entry=7 + n).wants_snapshot(1) for n in (159, 240)] == [False, True]
     assert ShardState(b"abc").size == 3
+    assert ShardState(a_state(), write_head(HEAD)).metadata()["tally"] == HEAD.tally, "the snapshot's is older"
     with pytest.raises(StateCorruptError, match="has a head but no snapshot, so files are missing"):
         alone.blob()
 
