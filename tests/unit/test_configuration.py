@@ -30,7 +30,7 @@ from spark_purgatory import (
 from spark_purgatory.config import PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import Names, options_of
 from spark_purgatory.config.places import Place
-from spark_purgatory.config.units import Duration, Size
+from spark_purgatory.config.units import Duration, Size, parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import (
@@ -154,6 +154,7 @@ def test_text_a_timedelta_and_an_int_mean_the_same() -> None:
     for linger in ("90 seconds", "1 minute 30 s", timedelta(seconds=90)):
         assert SinkOptions(path="out", linger=linger).ms_of("linger") == 90_000
         assert trigger_of(processingTime=linger) == {"processingTime": "90000 milliseconds"}
+    assert parse_duration(timedelta(microseconds=1_001), "tick") == parse_duration("1 ms 1 us", "tick") == 1_001
     for batch_size in ("1 MiB", "1024 KiB", 1 << 20):
         assert SinkOptions(path="out", batch_size=batch_size).bytes_of("batch_size") == 1 << 20
     for wrong, said in (

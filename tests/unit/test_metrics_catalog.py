@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_purgatory import metrics
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX, Sample
+from spark_purgatory.spark.checkpoint.pending import Gauges
 from spark_purgatory.spark.monitoring import monitor
 from spark_purgatory.spark.monitoring.monitor import QueryMonitor
 from tools.dashboard import ALERTS, PANELS, STATS, alerts, alerts_table, dashboard
@@ -127,6 +128,12 @@ def report(batch_id: int, run: str = "run") -> Any:
         batchId=batch_id, runId=run, durationMs={"addBatch": 1, "triggerExecution": 5}, sources=[], eventTime={},
         observedMetrics={},
     )  # fmt: skip
+
+
+def test_ages_and_times_of_the_state_are_measured_at_the_watermark() -> None:
+    told: Any = dict.fromkeys(Gauges.__annotations__, 50) | {"oldest_created_ms": 20, "next_due_ms": 57}
+    values = monitor._of_gauges(told)
+    assert (values["oldest_pending_age_ms"], values["next_deadline_ms"]) == (30, 7)
 
 
 def broken(sample: Sample) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.job import runner
-from spark_purgatory.job.last_run import Places, _is_done
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.last_run import NAME, Places, _is_done, _now, _places
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.runner import _follow, run_file
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import REBUILD, JobTally, Summary, removed_by, verdict
 
+JOB = Path(__file__).parents[2] / "conf" / "orders.yaml"
 QUERY = {"query_id": "q", "run_id": "r", "last_micro_batch": 7, "rows_drained": 2}
 
 
@@ -115,10 +119,12 @@ def test_the_report_of_a_refused_run_has_its_error(tmp_path: Path, capsys: pytes
 
 def test_the_numbers_of_a_run_are_gauges_for_prometheus(tmp_path: Path) -> None:
     report = RunReport(job='"a" job', query=QUERY, gauges={"watermark_ms": 1_500})
+    report.summary = Summary({"EXPIRED": 3}, {}, [1], JobTally(100, 3, 97), staged=2)
     report.totals.add({"received": 100, "expired": 3})
     report.write_textfile(tmp_path / "run.prom", ExitCode.DOES_NOT_ADD_UP)
     lines = dict(line.rsplit(" ", 1) for line in (tmp_path / "run.prom").read_text().splitlines())
     wanted = {"exit_code": "3.0", "operations_received": "100.0", "outcomes_expired": "3.0", "watermark_seconds": "1.5"}
+    wanted |= {"rows_staged": "2.0", "rows_in_table": "1.0"}
     for name, value in wanted.items():
         assert lines[rf'spark_purgatory_run_{name}{{job_name="\"a\" job"}}'] == value
     assert [*tmp_path.iterdir()] == [tmp_path / "run.prom"]
@@ -157,13 +163,28 @@ def test_a_second_run_is_refused_and_its_report_has_the_last_micro_batch(tmp_pat
     (tmp_path / "commits").mkdir()
     for name in ("metadata", "commits/8", "commits/9", "commits/10"):
         (tmp_path / name).touch()
-    job = Path(__file__).parents[2] / "conf" / "orders.yaml"
     with only_run(str(tmp_path)):
-        code = run_file(job, [f"checkpoint={tmp_path}"], json=str(tmp_path / "run.json"))
+        code = run_file(JOB, [f"checkpoint={tmp_path}"], json=str(tmp_path / "run.json"))
         assert code == ExitCode.REFUSED
     facts = json.loads((tmp_path / "run.json").read_text())
     assert facts["last_micro_batch"] == 10
     assert facts["error"].startswith(f"checkpoint {tmp_path} is used by another run of the job")
+
+
+def test_a_run_with_nothing_new_tells_what_waits_and_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [f"checkpoint={tmp_path}", f"output.path={tmp_path}/table"]
+    changes += [f"{name}.source.path={tmp_path}/{name}" for name in ("operations", "completions")]
+    for name in ("operations/_x", "completions/_x", "metadata", f"table/_delta_log/{0:020d}.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"id": "q"}')
+    config = load_config(JOB, changes)
+    last = {"summary": asdict(Summary({"EXPIRED": 8}, {}, [1], JobTally(10, 8, 2))), "gauges": {"pending": 2}}
+    (noted := tmp_path / NAME).write_text(json.dumps({**last, **(_now(config, cast("Any", _places(config)), 0) or {})}))
+    os.utime(noted, (0, 0))
+    monkeypatch.setattr(runner, "build_session", None)
+    assert run_file(JOB, changes, json=str(tmp_path / "run.json")) == ExitCode.RIGHT
+    assert json.loads((tmp_path / "run.json").read_text())["waiting"] == 2
+    assert noted.stat().st_mtime > 0, "by which status sees this run"
 
 
 def test_a_second_run_waits_if_it_may(tmp_path: Path) -> None:
