@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-pure test-spark test-pages test-oldest test-places test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-memory bench-long bench-flink bench-nexmark bench-latency bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
+.PHONY: help test test-all test-only test-pure test-spark test-pages test-kills test-oldest test-places test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-memory bench-long bench-flink bench-nexmark bench-latency bench-soak bench-picture bench-test test-iceberg audit crash simulate fuzz conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ test-spark: java $(STAMP) $(CLASSES) ## Tests with Spark that `make test` leaves
 
 test-pages: docs java $(CLASSES) $(GALLERY_STAMP) ## The site, and the code of pages, docstrings and notebooks
 	$(MAKE) test-only MARKS="not slow" WORKERS="$(FILES_APART)" PYTEST_ARGS="$(PAGES)"
+
+test-kills: java $(STAMP) $(CLASSES) ## The driver is killed at each point of a drain, in one chain
+	$(MAKE) test-only MARKS=spark PYTEST_ARGS="tests/crash/test_crash.py"
 
 test-oldest: java $(STAMP) ## A slice of the tests on the oldest Spark and the oldest packages
 	$(BIN)/python -m tests.matrix --check spark-4.0

@@ -12,6 +12,7 @@ import time
 from tests.support.measured import measured
 
 MINUTES = {
+    "test-kills": 5,
     "test-pages": 10,
     "test-oldest": 8,
     "test-spark": 22,

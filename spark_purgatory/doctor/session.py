@@ -35,7 +35,7 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_fea
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
-from spark_purgatory.spark.sink.table.table_place import claimed_by
+from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, claimed_by, forgets_names
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.spark_access import cores_of, setting_of
 from spark_purgatory.spark.storage.storage_access import described, sql_text
@@ -170,6 +170,9 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)
     yield Finding("state store", found, remedy)
     yield log_host_finding(spark)
+    if forgets_names(spark, SESSION_CATALOG):
+        way = "give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
+        yield note("names of tables", f"{FORGETS_NAMES}: {way}")
     try:
         requirements.check_streaming(spark.conf.get)
     except ConfigError as error:

@@ -44,6 +44,10 @@ from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaS
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.terminal import say, terminal
 
+FORGOTTEN = (
+    "plain Spark forgets names of tables when the job ends, and the next run does not find them. Give path in place of "
+    "table, or a persistent catalog (spark: {spark.sql.catalogImplementation: hive})"
+)
 INPUTS = {"operations": Operations, "completions": Completions}
 TYPES = frozenset(  # The first words of types in Spark's DDL
     "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
@@ -473,8 +477,24 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     console.out(yaml.safe_dump(shown(whole), sort_keys=False, allow_unicode=True, width=1000).rstrip(), highlight=False)
     if config.options().may_count_twice:
         say(console, TWICE)
+    if forgotten := list(forgotten_names(config)):
+        say(console, f"Warning: {', '.join(forgotten)}: {FORGOTTEN}", style="yellow")
     say(console, f"{job_file} is right. Types, expressions and places are checked when the job starts.")
     return 0
+
+
+def forgotten_names(config: JobConfig) -> Iterator[str]:
+    """Yield the names of tables that the session forgets when the job ends, as far as the file shows it."""
+    settings = config.spark
+    if settings.get("spark.sql.catalogImplementation") == "hive" or "spark.sql.defaultCatalog" in settings:
+        return
+    letters = config.dead_letters.made() if config.dead_letters else None
+    for place in (None if config.output.topic else config.output.made(), letters):
+        name = place.table if place else None
+        catalog, *rest = (name or "").split(".")
+        is_other = len(rest) > 1 and catalog != "spark_catalog"
+        if name and not is_other and f"spark.sql.catalog.{catalog if rest else 'spark_catalog'}" not in settings:
+            yield name
 
 
 def shown(value: Any, name: str = "") -> Any:

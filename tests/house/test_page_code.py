@@ -66,6 +66,14 @@ def test_make_has_each_target_of_a_page(page: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_make_has_each_job_that_the_build_server_asks_for() -> None:
+    makefile, jobs = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "tests/jobs.py"))
+    asked = set(re.findall(r"test-[a-z]+", (ROOT / ".ci" / "run").read_text(encoding="utf-8")))
+    assert asked - {"test-all"}, "it names its jobs"
+    for job in asked:
+        assert f"\n{job}: " in makefile and (job == "test-all" or f'"{job}":' in jobs), job
+
+
 def test_a_test_runs_the_code_of_each_page() -> None:
     shown = {name for name, text in TEXTS.items() if any(language != "text" for language, _ in BLOCK.findall(text))}
     shown = {name for name in shown if not name.startswith("docs/notebooks/")}

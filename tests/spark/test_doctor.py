@@ -91,6 +91,7 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
     assert found["Delta"].found == "in this session"
     assert found["workers' spark_purgatory"].status == "ok"
     assert found["state store"].status == "ok"
+    assert "give path in place of table" in found["names of tables"].found
     assert found[LOG_HOST].status == "note" and "ready for RecordAccumulator.write_stream" in found[LOG_HOST].found
 
 

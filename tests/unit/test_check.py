@@ -275,6 +275,13 @@ def test_columns_of_every_name_and_type_that_spark_reads_are_right() -> None:
     load_config(ORDERS, [*changes, "completions.key=place.zip"])
 
 
+def test_names_of_tables_that_plain_spark_forgets_are_warned_of() -> None:
+    table, hive = ("--set", "output={table: settled}"), "spark={spark.sql.catalogImplementation: hive}"
+    assert "settled: plain Spark forgets names of tables when the job ends" in check("conf/orders.yaml", *table).stdout
+    others = ("--set", "output={table: lake.sales.settled}"), (*table, "--set", hive), ()
+    assert not any("forgets" in check("conf/orders.yaml", *other).stdout for other in others)
+
+
 def test_metrics_without_their_package_are_refused_by_check() -> None:
     code = (
         "import importlib.util, sys; find = importlib.util.find_spec\n"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import (
@@ -21,6 +24,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.storage.storage_errors import lasting_remedy, out_of_batch, state_fault, without_reach
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 STREAM = (
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown "
     'from the Python worker: Traceback (most recent call last):\n  File "/jobs/parse.py", line 39, in parse\n'
@@ -77,92 +81,12 @@ def test_an_assertion_of_ours_that_fails_in_a_worker_is_shown_and_asks_for_a_rep
     assert isinstance(own_error(error), BugError) == shown.startswith("bug")
 
 
-@pytest.mark.parametrize(
-    ("message", "parameters", "shown"),
-    [
-        (
-            '[CAST_INVALID_INPUT] The value \'SECRET\' of the type "STRING" cannot be cast to "INT" because it is '
-            "malformed. SQLSTATE: 22018\n== DataFrame ==\nSECRET",
-            {"expression": "'SECRET'", "sourceType": '"STRING"', "targetType": '"INT"'},
-            '[CAST_INVALID_INPUT] The value ... of the type "STRING" cannot be cast to "INT" because it is malformed',
-        ),
-        (
-            "[CAST_INVALID_INPUT] The value 'e' of the type x cannot be cast",
-            {"expression": "e", "sourceType": "x"},
-            "PySparkException [CAST_INVALID_INPUT] sourceType x",
-        ),
-        (
-            "[CAST_INVALID_INPUT] The value SECRET cannot be cast",
-            {"expression": "'SECRET'", "sourceType": "x"},
-            "PySparkException [CAST_INVALID_INPUT] sourceType x",
-        ),
-        (
-            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved. Did you mean one of the "
-            "following? [`id`]. SQLSTATE: 42703;\n'Project ['nope]",
-            {"objectName": "`nope`", "proposal": "`id`"},
-            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved. Did you mean one of the "
-            "following? [`id`]",
-        ),
-        (
-            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'fron': extra input 'fron'.",
-            {"error": "'fron'", "hint": ": extra input 'fron'"},
-            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'fron': extra input 'fron'",
-        ),
-        (
-            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [CAST_INVALID_INPUT] The 'SECRET'",
-            {"id": "1", "runId": "2", "message": "[CAST_INVALID_INPUT] The 'SECRET'"},
-            "PySparkException [CAST_INVALID_INPUT]",
-        ),
-        (
-            "[PATH_NOT_FOUND] Path does not exist: s3a://key:SECRET@lake/orders/day=SECRET/x.",
-            {"path": "s3a://key:SECRET@lake/orders/day=SECRET/x"},
-            "[PATH_NOT_FOUND] Path does not exist: s3a://lake/orders/day=.../x",
-        ),
-        (
-            "[DATETIME_OVERFLOW] Datetime operation overflow: add SECRET YEAR to TIMESTAMP 'SECRET'",
-            {"operation": "add SECRET YEAR to TIMESTAMP 'SECRET'"},
-            "[DATETIME_OVERFLOW] Datetime operation overflow: ...",
-        ),
-        (
-            "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n >= 15) violated by row with values:\n"
-            " - n : 7",
-            {"constraintName": "few", "expression": "(n >= 15)", "values": " - n : 7"},
-            "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint few (n >= 15) violated by row with values",
-        ),
-        (
-            '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "SECRET" exceeds char/varchar type length limitation. '
-            "Failed check: (length('text) <= 3).",
-            {"value": "SECRET", "expr": "(length('text) <= 3)"},
-            '[DELTA_EXCEED_CHAR_VARCHAR_LIMIT] Value "..." exceeds char/varchar type length limitation. '
-            "Failed check: (length('text) <= 3)",
-        ),
-        (
-            "[NOT_NULL_ASSERT_VIOLATION] NULL value appeared in non-nullable field: \nn\nIf the schema is inferred",
-            {"walkedTypePath": "n\n"},
-            "[NOT_NULL_ASSERT_VIOLATION] NULL value appeared in non-nullable field: n",
-        ),
-        (
-            "[CAST_INVALID_INPUT] The value 'SECRET' cannot be cast",
-            {"expression": "'SECRET'"},
-            "[CAST_INVALID_INPUT] The value ... cannot be cast",
-        ),
-        (
-            "[USER_RAISED_EXCEPTION] SECRET SQLSTATE: P0001",
-            {"errorMessage": "SECRET"},
-            "[USER_RAISED_EXCEPTION] ...",
-        ),
-        (
-            f"[USER_RAISED_EXCEPTION] spark_purgatory.errors.ConfigError: {SENTENCE} SQLSTATE: P0001",
-            {"errorMessage": SENTENCE},
-            SENTENCE,
-        ),
-    ],
-)
-def test_of_a_condition_the_text_is_shown_without_values(message: str, parameters: dict[str, str], shown: str) -> None:
-    (condition,) = re.findall(r"^\[([A-Z_.]+)\]", message)
-    text = message.removeprefix(f"[{condition}] ")
-    error = PySparkException(message=text, errorClass=condition, messageParameters=parameters)
-    assert sentence_of(error) == shown
+@pytest.mark.parametrize("recorded", yaml.safe_load((DATA / "spark_conditions.yaml").read_text(encoding="utf-8")))
+def test_of_a_condition_the_text_is_shown_without_values(recorded: dict[str, Any]) -> None:
+    (condition,) = re.findall(r"^\[([A-Z_.]+)\]", recorded["message"])
+    text = recorded["message"].removeprefix(f"[{condition}] ")
+    error = PySparkException(message=text, errorClass=condition, messageParameters=recorded["parameters"])
+    assert sentence_of(error) == recorded["shown"]
 
 
 @pytest.mark.parametrize(
