@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -60,9 +61,10 @@ def test_a_function_of_foreach_batch_that_computes_nothing_is_named(
         return ""
 
     assert "RuntimeError in write" in run()
-    assert run() != ""
-    said = [text for text in warnings(caplog, 1) if "did not compute all outcomes" in text]
-    assert ["docs/how-to/other_sinks.md" in text for text in said] == [True]
+    if not pyspark.__version__.startswith("4.0."):  # That release does not look whether each state was written.
+        assert run() != ""
+        said = [text for text in warnings(caplog, 1) if "did not compute all outcomes" in text]
+        assert ["docs/how-to/other_sinks.md" in text for text in said] == [True]
     computes = True
     assert run() == ""
     assert spark.read.format("delta").load(table).count() == 1
