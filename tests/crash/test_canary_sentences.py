@@ -107,7 +107,7 @@ def test_a_job_prints_no_value_of_a_row(spark: SparkSession, tmp_path: Path, sel
         run(spark, load_config(tmp_path / "job.yaml"), console, StopRequest())
         return 0
 
-    guarded(console, False, body)
+    guarded(console, body)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert expected in printed, printed
     assert "kanarie" not in printed and "4711" not in printed, printed
