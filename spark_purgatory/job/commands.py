@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
@@ -133,6 +134,7 @@ class PendingRequest:
 @dataclass(frozen=True)
 class FoundPending:
     columns: Sequence[str]
+    times: Sequence[str]  # Columns of timestamps
     texts: Sequence[str]  # The rows in Spark's JSON
     count: int
     watermark_ms: int | None
@@ -140,8 +142,9 @@ class FoundPending:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows, with the digits of every number as Spark wrote them."""
-        return [json.loads(text, parse_float=str) for text in self.texts]
+        """The rows, with the digits of every number as Spark wrote them, and times as a person writes them."""
+        rows = [json.loads(text, parse_float=str) for text in self.texts]
+        return [row | {name: _plain_time(row[name]) for name in self.times if row.get(name)} for row in rows]
 
 
 def show_pending(request: PendingRequest, console: Console) -> None:
@@ -173,8 +176,9 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
     facts = (F.count(F.lit(1)), F.max(seen_ms), F.min(f"{request.prefix}remaining_ms"))
     count, watermark_ms, next_ms = chosen.agg(*facts).first() or (0, None, None)
+    times = [field.name for field in shown.schema if isinstance(field.dataType, TimestampType)]
     texts = [text for (text,) in shown.limit(request.limit).select(as_json).collect()]
-    return FoundPending(shown.columns, texts, count, watermark_ms=watermark_ms, next_ms=next_ms)
+    return FoundPending(shown.columns, times, texts, count, watermark_ms=watermark_ms, next_ms=next_ms)
 
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
@@ -226,12 +230,17 @@ def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
         del columns[spare[-1]]
 
 
+def _plain_time(text: str) -> str:
+    """Return a time of Spark's JSON, such as 2026-11-28T10:00:00.000000Z, as 2026-11-28 10:00:00 UTC."""
+    return f"{text.removesuffix('Z').removesuffix('.000000').replace('T', ' ')} UTC"
+
+
 def _of_waiting(rows: Sequence[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, list[str]]]:
     yield "progress", [text_of(row.get(f"{prefix}progress")) for row in rows]
     missing = [text_of(row.get(f"{prefix}missing_keys")) for row in rows]
     if any(missing):
         yield "missing", missing
-    yield "waits since (UTC)", [str(row[f"{prefix}created_at"])[:19].replace("T", " ") for row in rows]
+    yield "waits since (UTC)", [row[f"{prefix}created_at"][:19] for row in rows]
     left = [row.get(f"{prefix}remaining_ms") for row in rows]
     if any(each is not None for each in left):
         yield "left", ["" if each is None else readable_ms(each) if each > 0 else "due" for each in left]

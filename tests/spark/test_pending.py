@@ -255,7 +255,7 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
     for part in ('"code":"AP8="', '"nested":{"net":1.50}', '"created_at":"2024-05-01T12:00:00.000006Z"'):
         assert part in text
     assert json.loads(text)["id"] == "order:key:\x1b[31m1" and blocks["id"] == "order:key:\\u001b[31m1"
-    assert (blocks["nested"], blocks["created_at"]) == ("{net: 1.50}", "2024-05-01T12:00:00.000006Z")
+    assert (blocks["nested"], blocks["created_at"]) == ("{net: 1.50}", "2024-05-01 12:00:00.000006 UTC")
 
 
 @pytest.mark.long

@@ -221,7 +221,8 @@ def pending_text(width: int, texts: list[str], **asked: Any) -> list[str]:
     columns = asked.get("columns") or list(json.loads(texts[0]))
     out = StringIO()
     request = PendingRequest("ck", "true", "remaining_ms", asked.pop("columns", None), 5, None, "", False, [], **asked)
-    found = FoundPending(columns, texts, 1884, 1_709_284_798_000, 32)
+    times = [name for name in ("ordered_at", "created_at", "deadline_at") if name in columns]
+    found = FoundPending(columns, times, texts, 1884, 1_709_284_798_000, 32)
     _print(found, request, PlainConsole(file=out, width=width))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
