@@ -13,8 +13,8 @@ from tests.support.measured import measured
 
 MINUTES = {
     "test-kills": 5,
-    "test-pages": 10,
-    "test-oldest": 8,
+    "test-pages": 6,
+    "test-oldest": 5,
     "test-spark": 22,
     "test-pure": 12,
     "test-places": 10,
