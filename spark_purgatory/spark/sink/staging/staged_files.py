@@ -243,8 +243,10 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
         reader = spark.read.schema(fields).options(**READ_OPTIONS)
         rows = reader.parquet(*(literal(f"{folder}/{path}") for path in paths))
         _ = rows.schema  # Spark Connect lists the files when the query runs, not before.
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
+    except SPARK_FAULTS as error:
+        is_missing = isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND"
+        # The file system's own error comes where a folder goes while Spark lists it: a drain has ended meanwhile.
+        if not (is_missing or "java.io.FileNotFoundException" in str(error)):
             raise
         raise StagingError(
             f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
