@@ -37,7 +37,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-test: java $(STAMP) ## Lint, types and the tests that belong to every change: 6 minutes on two cores
+test: java $(STAMP) ## Lint, types and the tests that belong to every change: 6 to 7 minutes on two cores
 	@$(BIN)/python -m tests.support.measured --beside "$(MAKE) --no-print-directory lint" \
 	  $(MAKE) --no-print-directory test-only
 

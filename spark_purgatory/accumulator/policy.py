@@ -175,9 +175,8 @@ def first_that_fit(batches: Iterable[B], max_bytes: int) -> list[B]:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 PRIOR_STAGED_BYTES = 1 << 20  # the prior's weight: one commit of 16 MiB leaves it 3 %
-KEEP = (
-    0.5  # after 4 observations of one size the first has 7 % of the weight: a change of the data shows in a few files
-)
+# After 4 observations of one size the first has 7 % of the weight: a change of the data shows in a few files.
+KEEP = 0.5
 MIN_RATIO = 1 / 64
 MAX_RATIO = 64.0  # dictionary and codec seldom change a size by more than 20 times; beyond 64 a piece has no rows
 PRIOR_ROW_BYTES = 100.0  # staged bytes per row before any was staged, with the weight of one row

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from uuid import uuid4
 
 import pytest
@@ -11,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.staging.ledger import (
-    epoch_path,
-)
+from spark_purgatory.spark.sink.staging.ledger import Ledger, epoch_path
+from spark_purgatory.spark.sink.staging.staged_files import pieces_below
 from spark_purgatory.spark.sink.staging.staging_folder import (
     FORMAT,
     StagingFolder,
@@ -105,6 +106,30 @@ def test_a_folder_is_local_only_if_it_is_the_same_folder(spark: SparkSession, el
     assert local_folder(spark, f"hdfs://nowhere.invalid:9{checkpoint}") is None
     (checkpoint / "metadata").write_text("", encoding="utf-8")
     assert local_folder(spark, str(checkpoint)) is None, "no proof"
+
+
+def test_folders_that_go_while_they_are_listed_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A reader of the staged view lists them beside drains, and reads again."""
+    (tmp_path / "metadata").write_text("{}", encoding="utf-8")
+    epochs = [tmp_path / "staging" / "rows" / "generation=0" / f"epoch={number}" for number in range(25)]
+    is_over = Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            for epoch in epochs:
+                (epoch / "batch=0").mkdir(parents=True)
+            for epoch in epochs:
+                shutil.rmtree(epoch)
+
+    drains = Thread(target=come_and_go)
+    drains.start()
+    try:
+        with pytest.raises(StagingError, match="were removed while they were listed"):
+            for _ in range(500):  # One of three or four lists meets a removal.
+                pieces_below(spark, str(tmp_path / "staging"), Ledger(), 0)
+    finally:
+        is_over.set()
+        drains.join()
 
 
 @pytest.mark.long

@@ -24,7 +24,8 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.storage.storage_errors import lasting_remedy, out_of_batch, state_fault, without_reach
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+FILE = Path(__file__).resolve().parents[1] / "data" / "recorded_errors.yaml"
+RECORDED = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 STREAM = (
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown "
     'from the Python worker: Traceback (most recent call last):\n  File "/jobs/parse.py", line 39, in parse\n'
@@ -34,30 +35,9 @@ STREAM = (
 SENTENCE = "max_pending_per_shard=1 is reached: set it higher"
 
 
-@pytest.mark.parametrize(
-    ("last", "shown"),
-    [
-        ("ValueError: could not convert string to float: 'SECRET'", "ValueError in parse (/jobs/parse.py, line 39)"),
-        ("ValueError: [SECRET] x", "ValueError in parse (/jobs/parse.py, line 39)"),
-        ("KeyError: 'SECRET'\nSECRET", "KeyError in parse (/jobs/parse.py, line 39)"),
-        ("their.errors.Odd", "Odd in parse (/jobs/parse.py, line 39)"),
-        (
-            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] SECRET",
-            "PySparkRuntimeError [PYTHON_VERSION_MISMATCH]",
-        ),
-        ("ModuleNotFoundError: No module named 'parsers'", "ModuleNotFoundError: No module named 'parsers'"),
-        (
-            "ModuleNotFoundError: No module named 'pyarrow.lib'",
-            "ModuleNotFoundError: No module named 'pyarrow.lib': Spark's workers do not have it (spark-purgatory "
-            "doctor --spark; docs/shipping.md)",
-        ),
-        (f"spark_purgatory.errors.LimitError: {SENTENCE}", SENTENCE),
-        (f"KeyError: 'SECRET'\n\nAbove, the cause\n\nspark_purgatory.errors.LimitError: {SENTENCE}", SENTENCE),
-        ("spark_purgatory.errors.NoSuchError: SECRET", "NoSuchError in parse (/jobs/parse.py, line 39)"),
-    ],
-)
-def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sentence(last: str, shown: str) -> None:
-    assert sentence_of(RuntimeError(STREAM.format(last))) == shown
+@pytest.mark.parametrize("recorded", RECORDED["functions"])
+def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sentence(recorded: dict[str, str]) -> None:
+    assert sentence_of(RuntimeError(STREAM.format(recorded["last"]))) == recorded["shown"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +61,7 @@ def test_an_assertion_of_ours_that_fails_in_a_worker_is_shown_and_asks_for_a_rep
     assert isinstance(own_error(error), BugError) == shown.startswith("bug")
 
 
-@pytest.mark.parametrize("recorded", yaml.safe_load((DATA / "spark_conditions.yaml").read_text(encoding="utf-8")))
+@pytest.mark.parametrize("recorded", RECORDED["conditions"])
 def test_of_a_condition_the_text_is_shown_without_values(recorded: dict[str, Any]) -> None:
     (condition,) = re.findall(r"^\[([A-Z_.]+)\]", recorded["message"])
     text = recorded["message"].removeprefix(f"[{condition}] ")

@@ -146,10 +146,14 @@ def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) 
     reader = spark.read.schema("h int").options(**READ_OPTIONS)
     try:
         below = reader.parquet(*in_checkpoint(literal(checkpoint), f"{name}/rows")).inputFiles()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
+    except SPARK_FAULTS as error:
+        if isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND":
+            return []
+        if "java.io.FileNotFoundException" not in str(error):
             raise
-        return []
+        raise StagingError(
+            f"folders below {folder} were removed while they were listed, because a drain has ended: try again"
+        ) from error
     files = [file_at(path) for path in below]
     may_count = ledger.may_count(files, before)
     others = [each for each in files if each.folder not in may_count]
@@ -243,10 +247,8 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
         reader = spark.read.schema(fields).options(**READ_OPTIONS)
         rows = reader.parquet(*(literal(f"{folder}/{path}") for path in paths))
         _ = rows.schema  # Spark Connect lists the files when the query runs, not before.
-    except SPARK_FAULTS as error:
-        is_missing = isinstance(error, AnalysisException) and error.getCondition() == "PATH_NOT_FOUND"
-        # The file system's own error comes where a folder goes while Spark lists it: a drain has ended meanwhile.
-        if not (is_missing or "java.io.FileNotFoundException" in str(error)):
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise StagingError(
             f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
