@@ -76,7 +76,7 @@ class Query:
     def run(self, batches: list[tuple[Rows, Rows]], kill: str, at: int) -> int:
         """Run micro-batches to the end, or to a kill in the ``at``-th. Returns how many were planned."""
         self.clock.start()
-        times = newest_of(ShardState(blob) for blob in self.shards.blobs if blob is not None)
+        times = [newest for blob in self.shards.blobs if blob is not None for newest in newest_of(ShardState(blob))]
         left, number, marked = list(batches), 0, False
         while self.planned is not None or left or not marked:
             if self.planned is None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from spark_purgatory.core.engine.waiting import waiting_fields
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.engine_spec import Orphans
-from spark_purgatory.spark.checkpoint.pending import _of_shards, waiting_rows
+from spark_purgatory.spark.checkpoint.pending import _of_shard, waiting_rows
 from tests.simulation.judge import Wrong
 from tests.simulation.play import quiet
 from tests.simulation.simulation import Simulation
@@ -107,12 +107,10 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def gauges(simulation: Simulation) -> int:
     """Compare `gauges` with what waits."""
     left, states, _ = _waiting(simulation)
-    kept = [{"snapshot": each.snapshot, "head": each.head, "log": list(each.log)} for each in states]
-    schema = pa.schema([("snapshot", pa.binary()), ("head", pa.binary()), ("log", pa.list_(pa.binary()))])
-    told = [row for batch in _of_shards([pa.RecordBatch.from_pylist(kept, schema)]) for row in batch.to_pylist()]
-    oldest_us = [row["oldest_us"] for row in told if row["oldest_us"] is not None]
-    found = sum(row["pending"] for row in told), min(oldest_us, default=None)
-    wanted = len(left), min((row["created"] for row in left), default=None)
+    told = [row for each in states for row in _of_shard(each)]
+    oldest_ms = [row["oldest_created_ms"] for row in told if row["oldest_created_ms"] is not None]
+    found = sum(row["pending"] or 0 for row in told), min(oldest_ms, default=None)
+    wanted = len(left), min((row["created"] // 1000 for row in left), default=None)
     if found != wanted:
         raise Wrong(f"gauges say {found} wait, since then, and it is {wanted}")
     return len(left)

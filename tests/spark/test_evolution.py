@@ -201,15 +201,14 @@ def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, la
         run(spark, landing, BEFORE, operations=idle)
 
 
-def compared(spec: EngineSpec, *blobs: bytes) -> list[tuple[str | None, str]]:
-    *found, (last, _) = start_check._told(spec, 1, map(ShardState, blobs))
-    assert last == start_check.NEWEST
+def compared(spec: EngineSpec, blob: bytes) -> dict[str, Any]:
+    [found] = start_check._compared(spec, 1, ShardState(blob))
     return found
 
 
 def test_a_damaged_state_is_named_as_that() -> None:
     columns = pa.schema([("id", pa.string()), ("key", pa.string())])
     blob = saved(spec_of(columns), [{"id": "o", "key": "k"}])
-    assert compared(spec_of(columns), blob) == []
-    [(fault, text)] = compared(spec_of(columns), blob, blob[:-1])
-    assert fault == StateCorruptError.__name__ and "truncated or damaged" in text
+    assert compared(spec_of(columns), blob)["differences"] == []
+    found = compared(spec_of(columns), blob[:-1])
+    assert found["error"] == StateCorruptError.__name__ and "truncated or damaged" in found["text"]

@@ -6,13 +6,12 @@ of all shards. For `gauges` workers read the header, the checksum and the metada
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config.declared import refuses_wrong_calls
@@ -23,14 +22,7 @@ from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload import conform, matched
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import (
-    ShardStates,
-    collected,
-    gather_states,
-    rows_of_states,
-    shard_states,
-    states_in,
-)
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, gather_states, rows_of_states, shard_states
 from spark_purgatory.spark.host.calls import clock_behind
 from spark_purgatory.spark.operator.carried import arrow_schema, merged_texts, schema_text, spark_types
 
@@ -50,18 +42,6 @@ class Gauges(TypedDict):
     newest_event_ms: int | None
     watermark_ms: int
     batch_id: int | None
-
-
-NEWEST = ("newest_operation", "newest_event")
-UNKNOWN = ("oldest_created_ms", "next_due_ms", *(f"{name}_ms" for name in NEWEST), "batch_id")
-"""They are None before the first micro-batch, and the others 0."""
-SUMS = ("received", "decided", "pending", "watched", "state_bytes")
-LARGEST = {
-    "largest_shard_pending": "pending",
-    "largest_shard_state_bytes": "state_bytes",
-    "clock_delay_ms": "clock_delay_ms",
-}
-OF_SHARDS = (*SUMS, "oldest_us", "next_due_ms", "clock_delay_ms", *(f"{name}_us" for name in NEWEST))
 
 
 @refuses_wrong_calls
@@ -100,36 +80,42 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
 
 def counted(states: ShardStates | None) -> tuple[Gauges, int, int]:
     """Return the gauges, and how many operations were received and decided over all runs."""
-    if states is None:
-        return cast("Gauges", {**dict.fromkeys(Gauges.__annotations__, 0), **dict.fromkeys(UNKNOWN)}), 0, 0
-    row = states.heads.mapInArrow(_of_shards, ", ".join(f"{name} bigint" for name in OF_SHARDS)).agg(
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in SUMS),
-        F.count("*").alias("shards"),
-        *(F.coalesce(F.max(of), F.lit(0)).alias(name) for name, of in LARGEST.items()),
-        F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
-        F.min("next_due_ms").alias("next_due_ms"),
-        *(F.floor(F.max(f"{name}_us") / 1000).alias(f"{name}_ms") for name in NEWEST),
+    shards = [] if states is None else gather_states(states.heads, _of_shard)
+
+    def known(name: str) -> list[int]:
+        return [shard[name] for shard in shards if shard[name] is not None]
+
+    delay_ms = max(known("clock_delay_ms"), default=0)
+    found = Gauges(
+        pending=sum(known("pending")),
+        watched=sum(known("watched")),
+        state_bytes=sum(known("state_bytes")),
+        shards=len(shards),
+        largest_shard_pending=max(known("pending"), default=0),
+        largest_shard_state_bytes=max(known("state_bytes"), default=0),
+        oldest_created_ms=min(known("oldest_created_ms"), default=None),
+        next_due_ms=min(known("next_due_ms"), default=None),
+        newest_operation_ms=max(known("newest_operation_ms"), default=None),
+        newest_event_ms=max(known("newest_event_ms"), default=None),
+        watermark_ms=0 if states is None else clock_behind(states.watermark_ms, delay_ms),
+        batch_id=None if states is None else states.batch_id,
     )
-    found = {**collected(row)[0].asDict(), "batch_id": states.batch_id}
-    found["watermark_ms"] = clock_behind(states.watermark_ms, found.pop("clock_delay_ms"))
-    received, decided = found.pop("received"), found.pop("decided")
-    return cast("Gauges", found), received, decided
+    return found, sum(known("received")), sum(known("decided"))
 
 
-def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield a row for every shard's state, by decoding only its metadata (for ``mapInArrow``)."""
-    schema = pa.schema([(name, pa.int64()) for name in OF_SHARDS])
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_of_shard(state) for state in states_in(batch)], schema)
-
-
-def _of_shard(state: ShardState) -> dict[str, int | None]:
-    said = state.metadata()
-    tally = Tally(**said["tally"])
-    counts = {"received": tally.received, "decided": tally.decided(), "pending": tally.pending}
-    seen = {f"{name}_us": vars(tally)[f"{name}_us"] for name in NEWEST}
-    newest = {name: None if time_us == MIN_TIME_US else time_us for name, time_us in seen.items()}
-    return {**counts, **newest, "state_bytes": state.size, **said["gauges"]}
+def _of_shard(state: ShardState) -> Iterator[dict[str, int | None]]:
+    metadata = state.metadata()
+    tally, oldest_us = Tally(**metadata["tally"]), metadata["gauges"].pop("oldest_us")
+    newest_us = {"newest_operation_ms": tally.newest_operation_us, "newest_event_ms": tally.newest_event_us}
+    yield {
+        "received": tally.received,
+        "decided": tally.decided(),
+        "pending": tally.pending,
+        "state_bytes": state.size,
+        "oldest_created_ms": None if oldest_us is None else oldest_us // 1000,
+        **{name: None if time_us == MIN_TIME_US else time_us // 1000 for name, time_us in newest_us.items()},
+        **metadata["gauges"],
+    }
 
 
 @refuses_wrong_calls

@@ -104,15 +104,11 @@ def rows_of_states(
 
 def gather_states(states: DataFrame, facts_of: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
     """Return the plain JSON that a function, which the workers call, makes of each state. Raises as `collected`."""
-    return gather_tasks(states, lambda several: (each for state in several for each in facts_of(state)))
-
-
-def gather_tasks(states: DataFrame, facts_of: Callable[[Iterator[ShardState]], Iterable[Any]]) -> list[Any]:
-    """Return the plain JSON that a function, which the workers call, makes of the states that a task reads."""
 
     def all_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        texts = [json.dumps(each) for each in facts_of(state for batch in batches for state in states_in(batch))]
-        yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["text"])
+        for batch in batches:
+            texts = [json.dumps(fact) for state in states_in(batch) for fact in facts_of(state)]
+            yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["text"])
 
     return [json.loads(row["text"]) for row in collected(states.mapInArrow(all_texts, "text string"))]
 

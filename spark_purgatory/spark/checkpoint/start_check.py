@@ -45,7 +45,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fau
 
 LOG = logging.getLogger(__name__)
 Newest = tuple[int, int]  # The newest times of operations and of completions, in microseconds
-NEWEST, NOTHING_SEEN = "newest", (MIN_TIME_US, MIN_TIME_US)
+NOTHING_SEEN = (MIN_TIME_US, MIN_TIME_US)
 ODD_PATH = (
     "checkpoint %s: Spark's reader of states finds nothing at a path with %s. The query runs, and no later start can "
     "be compared with its state, nor can pending, gauges and doctor read it: start it with a path without them"
@@ -154,43 +154,35 @@ def _check(
             f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {stored.HERE} "
             f"in this one. Spark 4.0 and later releases do not share it: start it with the earlier Spark, {MOVES}"
         )
-    found = stored.gather_tasks(states.whole, partial(_told, query.spec, query.shards))
-    for fault, text in found:
-        if fault not in (None, NEWEST):
-            raise errors.again(fault, text)
-    refuse(text for fault, text in found if fault is None)
-    totals = [total for fault, total in found if fault == NEWEST]
-    newest = [latest(times for *times, _ in totals)]
+    found = stored.gather_states(states.whole, partial(_compared, query.spec, query.shards))
+    for each in found:
+        if "error" in each:
+            raise errors.again(each["error"], each["text"])
+    refuse(text for each in found for text in each["differences"])
+    newest = [latest(each["newest"] for each in found)]
     for earlier in range(1, len(queries)):
         others = stored.shard_states(spark, checkpoint, purgatory=earlier)
         assert others is not None, "bug: two purgatories of one query have different micro-batches"
-        newest.append(latest(stored.gather_tasks(others.heads, newest_of)))
+        newest.append(latest(stored.gather_states(others.heads, newest_of)))
     shards = max(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", errors.without_login(checkpoint), why)
-    return states, newest, sum(waiting for *_, waiting in totals)
+    return states, newest, sum(each["pending"] for each in found)
 
 
-def _told(spec: EngineSpec, shards: int, states: Iterator[ShardState]) -> Iterator[tuple[str | None, Any]]:
-    """Yield why the query cannot continue from a task's states: each difference, or the name of an error and its text.
-
-    The last one is `NEWEST`, with the newest times and the operations that wait.
-    """
-    newest, waiting = NOTHING_SEEN, 0
-    for state in states:
-        try:
-            yield from ((None, text) for text in differences(spec, state.blob(), shards))
-            newest = latest((newest, *newest_of([state])))
-            waiting += Tally(**state.metadata()["tally"]).pending
-        except StateError as error:
-            yield type(error).__name__, str(error)
-    yield NEWEST, (*newest, waiting)
-
-
-def newest_of(states: Iterable[ShardState]) -> Iterator[Newest]:
-    for state in states:
+def _compared(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[dict[str, Any]]:
+    """Yield why the query cannot continue from a state, the newest times in it, and the operations that wait."""
+    try:
+        texts = differences(spec, state.blob(), shards)
         tally = Tally(**state.metadata()["tally"])
-        yield tally.newest_operation_us, tally.newest_event_us
+        yield {"differences": texts, "newest": next(newest_of(state)), "pending": tally.pending}
+    except StateError as error:
+        yield {"error": type(error).__name__, "text": str(error)}
+
+
+def newest_of(state: ShardState) -> Iterator[Newest]:
+    tally = Tally(**state.metadata()["tally"])
+    yield tally.newest_operation_us, tally.newest_event_us
 
 
 def latest(times: Iterable[Sequence[int]]) -> Newest:
