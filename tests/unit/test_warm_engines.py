@@ -30,8 +30,7 @@ from spark_purgatory.errors import BugError, ConfigError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import to_blob
 from spark_purgatory.spark.host.warm_engines import (
-    FORGOTTEN_SECONDS,
-    STALE_SECONDS,
+    IDLE_SECONDS,
     Answer,
     Request,
     WarmEngines,
@@ -302,22 +301,6 @@ def test_an_engine_that_is_dropped_gives_its_room_back(worker: Make, how: str, m
     assert hold(holder, "c", "d", shard_id="2", max_warm_bytes=200)
 
 
-def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Make) -> None:
-    holder = worker()
-    for shard_id in "123":
-        assert hold(holder, "a", shard_id=shard_id, max_warm_bytes=300)
-        holder._kept[shard_id].asked_at -= STALE_SECONDS - 10
-    assert not hold(holder, "b", shard_id="4", max_warm_bytes=300)
-    for held in holder._kept.values():
-        held.asked_at -= 20
-    assert holder.ask(holder.address, request(Step(2), shard_id="1", max_warm_bytes=300)) is not None
-    assert hold(holder, "b", shard_id="4", max_warm_bytes=300)
-    assert sorted(holder._kept) == ["1", "3", "4"], "the one that was asked for longest ago has gone, and no more"
-    assert hold(holder, "b", shard_id="5", max_warm_bytes=300)
-    assert sorted(holder._kept) == ["1", "4", "5"]
-    assert not hold(holder, "b", shard_id="6", max_warm_bytes=300)
-
-
 def test_without_a_folder_nothing_is_held(worker: Make) -> None:
     alone = worker(where=None)
     assert alone.address == ""
@@ -407,7 +390,7 @@ def no_garbage_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("how", ["another token", "held anew", "forgotten", "stale, and room is needed", "grown"])
+@pytest.mark.parametrize("how", ["another token", "held anew", "idle", "grown"])
 def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
     worker: Make, how: str, no_garbage_collector: None
 ) -> None:
@@ -429,9 +412,8 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
             answer = holder.step(request(operations("c"), max_warm_bytes=200))
             assert answer is not None and answer.holder == ""
         else:
-            seconds = FORGOTTEN_SECONDS if how == "forgotten" else STALE_SECONDS
-            holder._kept["s"].asked_at -= seconds + 10
-            assert hold(holder, "c", shard_id="2", max_warm_bytes=300 if how == "forgotten" else 200)
+            holder._kept["s"].asked_at -= IDLE_SECONDS + 10
+            assert hold(holder, "c", shard_id="2", max_warm_bytes=200)
             assert list(holder._kept) == ["2"]
         assert column() is None
     finally:

@@ -20,7 +20,6 @@ import struct
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,11 +37,9 @@ from spark_purgatory.spark.host.calls import added, counts_of, packed
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 LOG = logging.getLogger(__name__)
-STALE_SECONDS = 120.0
-"""An engine without a request in this time makes room for another one; a younger one does not. Each micro-batch asks
-for all shards of a query in turn, so the engine that was asked for longest ago is the one that is needed next."""
-FORGOTTEN_SECONDS = 1200.0
-"""An engine without a request in this time is dropped: its query has ended, or another worker holds its shard."""
+IDLE_SECONDS = 600.0
+"""An engine without a request in this time is dropped: its query has ended, another worker holds its shard, or
+micro-batches are so far apart that loading it again does not matter."""
 ANSWER_SECONDS = 600.0  # A holder that takes longer counts as lost
 LOOK_SECONDS = 1.0  # How often a worker that waits for an answer looks if the holder is alive
 BACKLOG = 64  # Workers that may connect at the same moment
@@ -172,7 +169,7 @@ class WarmEngines:
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._folder = folder
         self._name = name or f"{os.getpid()}-{os.urandom(4).hex()}"
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: dict[str, _Kept] = {}
         self._guard = threading.Lock()
         self._address = ""
         self._clients: dict[str, Connection] = {}
@@ -217,12 +214,11 @@ class WarmEngines:
 
     def step(self, request: Request) -> Answer | None:
         """Step a kept engine; one that is not in the requested state is dropped, and the answer is None."""
-        self._let_go_of(FORGOTTEN_SECONDS)
+        self._drop_idle()
         with self._guard:
             kept = self._kept.get(request.shard_id)
             if kept is None:
                 return None
-            self._kept.move_to_end(request.shard_id)
             kept.asked_at = time.monotonic()
         with kept.lock:
             if kept.engine is None or kept.token != request.token or kept.spec_digest != request.spec_digest:
@@ -235,7 +231,7 @@ class WarmEngines:
                 self._drop(request.shard_id, kept)
                 raise
             kept.token, kept.size = request.next_token, answer.warm_bytes
-            if not self._fits(0, request.max_warm_bytes):
+            if self._size() > request.max_warm_bytes:
                 self._drop(request.shard_id, kept)
                 return replace(answer, holder="")
         return answer
@@ -244,12 +240,12 @@ class WarmEngines:
         """Keep an engine that was stepped as the request says; False if there is no room for it."""
         if not self.address:
             return False
-        self._let_go_of(FORGOTTEN_SECONDS)
+        self._drop_idle()
         with self._guard:
             former = self._kept.pop(request.shard_id, None)
         if former is not None:
             former.release_unless_stepped()
-        fits = self._fits(size, request.max_warm_bytes)
+        fits = self._size() + size <= request.max_warm_bytes
         if fits:
             with self._guard:
                 self._kept[request.shard_id] = _Kept(engine, request.next_token, request.spec_digest, size)
@@ -263,17 +259,10 @@ class WarmEngines:
             )
         return fits
 
-    def _fits(self, size: int, max_warm_bytes: int) -> bool:
-        """Return True if ``size`` more bytes are within the budget, if need be without engines that are stale."""
-        if self._size() + size > max_warm_bytes:
-            self._let_go_of(STALE_SECONDS, until_fits=max_warm_bytes - size)
-        return self._size() + size <= max_warm_bytes
-
-    def _let_go_of(self, seconds: float, until_fits: int = -1) -> None:
-        """Drop engines without a request in so many seconds, the oldest first, until no more bytes are kept."""
-        before = time.monotonic() - seconds
+    def _drop_idle(self) -> None:
+        before = time.monotonic() - IDLE_SECONDS
         for shard_id, kept in list(self._kept.items()):
-            if kept.asked_at < before and self._size() > until_fits and kept.release_unless_stepped():
+            if kept.asked_at < before and kept.release_unless_stepped():
                 self._drop(shard_id, kept)
 
     def _size(self) -> int:
