@@ -264,14 +264,15 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames, but a stream has a watermark: leave as_of out")
-        markers = markers_of(self, operations, heartbeats, checkpoint, complete_until or {})
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
         else:
             warn_inside_foreach_batch()
         conf = operations.sparkSession.conf
         case_sensitive, zone = conf.get("spark.sql.caseSensitive") in ("true", "TRUE"), conf.get(ZONE)
+        as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         given, events = Fields(operations, self), Fields(completions, self)
+        markers = markers_of(self, operations, heartbeats, checkpoint, complete_until or {})
         names = completions.columns
         plan = plan_for(
             self,
@@ -303,7 +304,6 @@ class Purgatory(PurgatoryOptions):
                 Query(spec, self.shards, self.host, route, name=self.name, ticks=ticks(self), checkpoint=checkpoint),
             )
             return results.mapInArrow(unpack, schema).drop(*exclude)
-        as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         results = packed.groupBy("shard").applyInPandas(decided, BATCH_DDL)
         return results.mapInArrow(unpack, schema).drop(*exclude)

@@ -82,12 +82,13 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     """Watch the session's queries. Warns of settings that delay expiry, and refuses those that make it too early."""
     spark = stream.sparkSession
     requirements.check_streaming(spark.conf.get)
-    if not is_remote() and spark not in _sessions:
+    if is_remote():
+        if spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
+            LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)))
+    elif spark not in _sessions:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)
         spark.streams.addListener(_watch)
-    if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
-        LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)))
     if requirements.runs_only_with_rows(spark) and not ticks(options):
         LOG.warning("%s is false: %s", requirements.NO_DATA, requirements.ONLY_WITH_ROWS)
 
