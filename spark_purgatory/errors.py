@@ -148,6 +148,7 @@ _STORAGE = re.compile(r"\b((?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w
 _TELLING = re.compile(
     r"No space left|[Pp]ermission denied|Read-only|[Tt]oo many open|[Tt]oo large|Input/output error|[Qq]uota|Stale"
     r"|[Cc]onnection|[Tt]imed? ?out|Mkdirs failed|[Rr]ename|Not a directory|Is a directory|Is a file|No such file"
+    r"|Status Code: \d"
 )
 _CLASS_NAME = re.compile(r"\bjava\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError)\b[^\n]*")
 _OF_BROKER = re.compile(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pyarrow.fs as pafs
 import pytest
 import yaml
 
+from tests.support.cluster import HOST
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.object_store import BUCKET, ObjectStore, object_store
@@ -28,7 +33,7 @@ FILES = 6
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
 
-def job_file(folder: Path, store: ObjectStore, host: str) -> Path:
+def job_file(folder: Path, store: ObjectStore, host: str, **more: object) -> Path:
     s3a = {
         "endpoint": store.endpoint,
         "path.style.access": True,
@@ -37,6 +42,7 @@ def job_file(folder: Path, store: ObjectStore, host: str) -> Path:
         "secret.key": "testing",
         # moto lacks the call that Hadoop then makes to copy the files of a RocksDB snapshot.
         "optimized.copy.from.local.enabled": False,
+        **more,
     }
     settings = {
         "spark.master": "local[2,4]",
@@ -82,6 +88,60 @@ def test_nothing_is_lost_or_doubled_in_an_object_store(tmp_path: Path, host: str
         table = tmp_path / "outcomes"
         pafs.copy_files(f"{BUCKET}/outcomes", str(table), source_filesystem=store.files())
     print(f"{host}: 2 micro-batches with {drains} drains made {dict(asked)} requests")
+    assert differences(delta_rows(table, ["order_id", "status"]), world.expected()) == {}
+
+
+class Throttled(BaseHTTPRequestHandler):
+    """Passes requests on to a store, but refuses some that read staged rows, as a store with too many requests does."""
+
+    protocol_version = "HTTP/1.1"
+    store: ObjectStore
+    left = 0
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.command == "GET" and "/staging/rows/" in self.path and self.left:
+            type(self).left -= 1
+            return self.answer(503, b"<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>")
+        store = HTTPConnection(HOST, self.store.port)
+        store.request(self.command, self.path, body, dict(self.headers))
+        found = store.getresponse()
+        self.answer(found.status, found.read(), found.getheaders())
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = pass_on
+
+    def answer(self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        if "content-length" not in {name.lower() for name, _ in headers}:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_drain_whose_staged_rows_a_throttled_store_does_not_give_is_tried_again(tmp_path: Path) -> None:
+    world = World(orders=9_000)
+    world.land(tmp_path, range(world.orders))
+    world.land_closing(tmp_path)
+    few_tries = {"attempts.maximum": 1, "retry.limit": 1, "retry.throttle.limit": 1, "retry.throttle.interval": "10ms"}
+    with object_store(tmp_path) as store:
+        Throttled.store, Throttled.left = store, 16
+        with ThreadingHTTPServer((HOST, 0), Throttled) as proxy:
+            threading.Thread(target=proxy.serve_forever, daemon=True).start()
+            endpoint = f"http://{HOST}:{proxy.server_address[1]}"
+            job = JobProcess(
+                job_file(tmp_path, store, "applyInPandasWithState", **few_tries, endpoint=endpoint),
+                tmp_path / "checkpoint",
+                environment=KEYS,
+            )
+            job.run_to_the_end()
+            job.run_to_the_end()
+            proxy.shutdown()
+        table = tmp_path / "outcomes"
+        pafs.copy_files(f"{BUCKET}/outcomes", str(table), source_filesystem=store.files())
+    assert Throttled.left == 0 and "Status Code: 503" in job.said() and "from a copy" not in job.said(), job.said()
     assert differences(delta_rows(table, ["order_id", "status"]), world.expected()) == {}
 
 

@@ -22,7 +22,13 @@ from spark_purgatory.errors import (
     own_error,
     sentence_of,
 )
-from spark_purgatory.spark.storage.storage_errors import lasting_remedy, out_of_batch, state_fault, without_reach
+from spark_purgatory.spark.storage.storage_errors import (
+    lasting_remedy,
+    out_of_batch,
+    read_fault,
+    state_fault,
+    without_reach,
+)
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "recorded_errors.yaml"
 RECORDED = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -188,6 +194,17 @@ DAMAGED = [
 def test_what_is_missing_from_the_storage_is_brought_back_or_left(text: str) -> None:
     assert without_reach(RuntimeError(text)) is None
     assert "start over with a new checkpoint and a new table" in str(state_fault(RuntimeError(text)))
+
+
+@pytest.mark.parametrize(("status", "is_damaged"), [(503, False), (403, False), (404, True)])
+def test_a_staged_file_that_a_store_does_not_give_now_is_not_damaged(status: int, is_damaged: bool) -> None:
+    error = RuntimeError(
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3a://lake/c/staging/rows/part-0.parquet.\n"
+        "Caused by: java.io.IOException: Server error accessing s3://lake/c/staging/rows/part-0.parquet, request "
+        f"failed with: Reduce your request rate (Service: S3, Status Code: {status}, Request ID: null)"
+    )
+    assert (read_fault(error) is not None) is is_damaged
+    assert f"Status Code: {status}" in sentence_of(error)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,12 @@ WRITE_FAULTS: tuple[type[Exception], ...] = (*SPARK_FAULTS, OSError)
 _NO_CLASS = r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
 _OUT_OF_REACH = re.compile(
     _NO_CLASS
-    + r"|\b(?:AccessControl|AccessDenied|NoAuthWithAWS|UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception\b"
+    + r"|\b(?:AccessControl|AccessDenied|NoAuthWithAWS|UnknownHost|Connect|NoRouteToHost|Socket\w*|SSL\w*)Exception\b"
+    r"|\b(?:AWS(?:ServiceThrottled|Status500|ClientIO|ApiCallTimeout|NoResponse|BadRequest)|NoAwsCredentials)Exception\b"
+    r"|\bStatus Code: (?!404|416)[45]\d\d\b|\bOperation failed: [^\n]*, (?:403|429|5\d\d), |\bServerBusy\b"
 )
-"""Errors of a session that does not reach its storage. They say nothing about the stored files."""
+"""Errors of a session that does not reach its storage, or that its storage refuses or slows down. They say nothing
+about the stored files."""
 _LASTING = re.compile(
     _NO_CLASS
     + r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
@@ -91,9 +94,9 @@ def without_reach(error: BaseException) -> str | None:
 
 
 def read_fault(error: BaseException) -> str | None:
-    """Return why a file could not be read, in one line; None if another fault is the cause."""
+    """Return why a file is missing or damaged, in one line; None if another fault is the cause."""
     text = str(error)
-    if is_interruption(error):
+    if is_interruption(error) or without_reach(error) is not None:
         return None
     if DAMAGED_ROW in text:
         return "the values of a row differ from their hash, the file is damaged"

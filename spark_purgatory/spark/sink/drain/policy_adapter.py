@@ -147,7 +147,8 @@ class PolicyAdapter:
 
     def is_out_of_time(self, ledger: Ledger) -> bool:
         """Return True if a file had waited for delivery_timeout when the table did not take it."""
-        first_ms = min(map(ledger.came_ms, ledger.taken or ledger.pieces.values()), default=ledger.failed_ms)
+        came_ms = [*map(ledger.came_ms, ledger.taken or ledger.pieces.values())]
+        first_ms = min(came_ms + [batch.staged_ms for batch in ledger.uncounted.values()], default=ledger.failed_ms)
         return ledger.failures > 0 and ledger.failed_ms - first_ms >= self.delivery_timeout_ms
 
     def cut_rows(self, pieces: Iterable[Piece]) -> int:

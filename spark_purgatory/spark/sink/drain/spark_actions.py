@@ -38,7 +38,7 @@ from spark_purgatory.spark.sink.table.target import TableLook, Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import literal
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, lasting_remedy, writing
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, lasting_remedy, without_reach, writing
 
 DRAIN_QUERY = {
     **staged_files.WRITE_SETTINGS,
@@ -75,11 +75,16 @@ class SparkActions:
         try:
             return self._carry_out(action, ledger, work)
         except SPARK_FAULTS as error:
-            if is_interruption(error) or not isinstance(action, do.Intend | do.Check | do.Commit | do.ReadBack):
+            if is_interruption(error):
                 raise
             said = sentence_of(error)
-            if not isinstance(action, do.ReadBack):
+            is_before_drain = isinstance(action, do.Count) and ledger.is_done and ledger.incoming is None
+            if is_before_drain or isinstance(action, do.Intend | do.Check | do.Commit):
                 return Failed(said, lasting_remedy(error))
+            if not isinstance(action, do.ReadBack):
+                if (remedy := without_reach(error)) is None:
+                    raise
+                raise StorageError(f"{said}. Nothing was lost. Start again; if it fails again, {remedy}") from None
             ended = f"failed ({ledger.failure.said})" if ledger.failure else "ended"
             raise StorageError(
                 f"drain {action.intent.number} to table {self.target} {ended}, and the table cannot be read to see if "
