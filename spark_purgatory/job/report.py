@@ -8,14 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.dates import DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,13 +31,13 @@ from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
 from spark_purgatory.version import LOOKS_WRONG, __version__
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
-BOUNDS_MS = (  # Between the bars of pictures of ages and waits
+BOUNDS_MS = (  # Between the bars of the picture of what waits
     *(SECOND, 10 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
     *(DAY, 3 * DAY, 7 * DAY, 30 * DAY, 365 * DAY),
 )
-NEWER = -1  # The bin of negative values: of ages, operations that were created after the watermark
+DUE = -1  # The bin of negative values
 REASONS_SHOWN = 10
-OF_WAITING = ["report_age_ms", "report_remaining_ms", "report_criterion"]
+OF_WAITING = ["report_remaining_ms", "report_criterion"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class Report:
     in_table: int
     gauges: Gauges
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)  # By status, then by hour since 1970
-    # Outcomes by status, pending operations; then by bin: the number of `BOUNDS_MS` at or below, or `NEWER`
-    waits: dict[str, dict[int, int]] = field(default_factory=dict)
-    ages: dict[int, int] = field(default_factory=dict)
+    # Pending operations by bin: the number of `BOUNDS_MS` at or below the time until their deadline, or `DUE`
     remaining: dict[int, int] = field(default_factory=dict)
     criteria: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)  # REJECTED operations by reason, the most frequent first
@@ -72,13 +68,12 @@ def read_report(
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     states = shard_states(spark, checkpoint)
     found, received, decided = counted(states)
-    ages, remaining, criteria = _of_pending(pending_in(spark, states, OF_WAITING, "report_"))
+    remaining, criteria = _of_pending(pending_in(spark, states, OF_WAITING, "report_"))
     written = sink.read(spark) if sink.table_exists(spark) else None
     file_bytes = [] if written is None else opened(with_format(spark, sink.options)).file_sizes(spark)
     tally = JobTally(received, decided, criteria.total())
     summary = summarise(table, tally, file_bytes, prefix)
-    by = _of_table(table, prefix)
-    reasons = sorted(by["reason"].get("REJECTED", {}).items(), key=lambda each: (each[1], each[0]), reverse=True)
+    by_hour, reasons = _of_table(table, prefix)
     last = committed_batches(spark, checkpoint)
     return Report(
         name=name or str(sink).rstrip("/").rpartition("/")[2],
@@ -88,46 +83,41 @@ def read_report(
         summary=summary,
         in_table=0 if written is None else written.count(),
         gauges=found,
-        by_hour=by["hour"],
-        waits=by["wait"],
-        ages=ages,
+        by_hour=by_hour,
         remaining=remaining,
         criteria=criteria,
-        reasons=dict(reasons[:REASONS_SHOWN]),
+        reasons=dict(reasons.most_common(REASONS_SHOWN)),
         history=_history(spark, checkpoint),
         moved_on=found["batch_id"] != (last[-1] if last else None),
     )
 
 
-def _of_pending(waits: DataFrame) -> list[Counter[Any]]:
-    counts: list[Counter[Any]] = [Counter(), Counter(), Counter()]
-    for *found, count in (
-        waits.groupBy(*(_bin(F.col(name)) for name in OF_WAITING[:2]), OF_WAITING[2]).count().collect()
-    ):
-        for at, into in zip(found, counts, strict=True):
-            into.update({} if at is None else {at: count})
-    return counts
+def _of_pending(waits: DataFrame) -> tuple[Counter[int], Counter[str]]:
+    remaining, criteria = Counter[int](), Counter[str]()
+    for at, criterion, count in waits.groupBy(_bin(F.col(OF_WAITING[0])), OF_WAITING[1]).count().collect():
+        remaining.update({} if at is None else {at: count})
+        criteria.update({criterion: count})
+    return remaining, criteria
 
 
-def _of_table(table: DataFrame, prefix: str) -> dict[str, dict[str, dict[Any, int]]]:
-    status, resolved, wait, reason = (F.col(prefix + name) for name in ("status", "resolved_at", "wait_ms", "reason"))
-    by = {
-        "hour": F.floor(F.unix_millis(resolved) / HOUR),
-        "wait": _bin(wait),
-        "reason": F.when(status == "REJECTED", reason),
-    }
-    pairs = (F.struct(F.lit(name).alias("by"), column.cast("string").alias("at")) for name, column in by.items())
-    each = table.select(status.alias("status"), F.inline(F.array(*pairs))).where("at IS NOT NULL")
-    found: dict[str, dict[str, dict[Any, int]]] = {name: {} for name in by}
-    for of, name, at, n in each.groupBy("status", "by", "at").count().collect():
-        found[name].setdefault(of, {})[at if name == "reason" else int(at)] = n
-    return found
+def _of_table(table: DataFrame, prefix: str) -> tuple[dict[str, dict[int, int]], Counter[str]]:
+    """Return the outcomes by status and hour, and the REJECTED ones by reason."""
+    status, resolved, reason = (F.col(prefix + name) for name in ("status", "resolved_at", "reason"))
+    by = (status, F.floor(F.unix_millis(resolved) / HOUR), F.when(status == "REJECTED", reason))
+    by_hour, reasons = dict[str, dict[int, int]](), Counter[str]()
+    for name, hour, why, count in table.groupBy(*by).count().collect():
+        if hour is not None:
+            of_status = by_hour.setdefault(name, Counter())
+            of_status[hour] += count
+        if why is not None:
+            reasons[why] += count
+    return by_hour, reasons
 
 
 def _bin(column: Column) -> Column:
-    """Return the number of `BOUNDS_MS` at or below a value, `NEWER` below 0."""
+    """Return the number of `BOUNDS_MS` at or below a value, `DUE` below 0."""
     count = sum(((column >= bound).cast("int") for bound in BOUNDS_MS), F.lit(0))
-    return F.when(column < 0, NEWER).when(column.isNotNull(), count)
+    return F.when(column < 0, DUE).when(column.isNotNull(), count)
 
 
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
@@ -150,8 +140,6 @@ COLOURS = {  # In the order in which statuses are stacked and listed; the dashbo
     "ORPHAN": "#9e9d24",
 }
 WAITING = "#1565c0"
-BELOW_ZERO = {"wait_ms": "by an earlier\nevent", "remaining_ms": "due", "age_ms": "newer than\nthe watermark"}
-WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")  # Statuses of operations that have waited
 HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
 
 
@@ -159,7 +147,7 @@ def page(report: Report) -> str:
     found = report.gauges
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
     where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"
-    waits, begun = _in_order(report.summary.waits_ms), [each for each in report.history if each.watermark_ms]
+    waits = _in_order(report.summary.waits_ms)
     parts = [
         HEAD.substitute(title=html.escape(report.name)),
         f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
@@ -169,13 +157,10 @@ def page(report: Report) -> str:
         _tiles(report),
         _table(("why operations were REJECTED", "operations"), _counts(report.reasons)),
         "<h2>What waits, and what happens next</h2>",
-        _binned("remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
-        _binned("age_ms", report.ages, "Waiting by age, from the watermark"),
+        _picture(_remaining, report.remaining, "Waiting by time until the deadline, from the watermark"),
         _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
         "<h2>Over time</h2>",
-        _picture(_clock, begun, "Watermark of the last micro-batches (UTC)"),
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
-        _binned("wait_ms", _in_order(report.waits), "How long operations waited"),
         _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         "<h2>Table and state</h2>",
         f"<p>{files_line(report.summary.file_bytes)}.</p>",
@@ -210,14 +195,14 @@ def _watermark(report: Report) -> tuple[bool, str, str]:
 
 
 def _waiting(report: Report) -> tuple[bool, str, str]:
-    found, newer = report.gauges, report.ages.get(NEWER, 0)
+    found = report.gauges
     if not found["pending"]:
         return True, "Nothing waits", "Every operation that was received has its outcome."
     at, now = found["next_due_ms"], found["watermark_ms"]
     due = f"when the watermark is at {instant(at)}"
     if at and now:
         due = "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {instant(at)}"
-    text = f"The oldest was created at {instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark."
+    text = f"The oldest was created at {instant(found['oldest_created_ms'])}."
     return True, f"{found['pending']:,} wait", f"{text} The next outcome is due {due}."
 
 
@@ -230,9 +215,7 @@ def _tiles(report: Report) -> str:
     summary = report.summary
     tiles = []
     for status, count in _in_order(summary.by_status).items():
-        has_waited = status in summary.waits_ms and status in WAITED
-        median = f", half within {readable_ms(summary.waits_ms[status][0])}" if has_waited else ""
-        share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}{median}"
+        share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}"
         tiles.append(f"<div class='tile'><b>{count:,}</b>{status} <span>{share}</span></div>")
     return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
 
@@ -244,9 +227,9 @@ def _bound(at: int) -> str:
     return next(f"{BOUNDS_MS[at] // size:,} {unit}" for unit, size in units if not BOUNDS_MS[at] % size)
 
 
-def _bin_name(at: int, column: str) -> str:
-    if at == NEWER:
-        return BELOW_ZERO[column]
+def _bin_name(at: int) -> str:
+    if at == DUE:
+        return "due"
     return f"< {_bound(at)}" if at < len(BOUNDS_MS) else f">= {_bound(at - 1)}"
 
 
@@ -289,22 +272,6 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
     return f"<div class='wide'>{text.getvalue()[text.getvalue().index('<svg') :]}</div>"
 
 
-def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
-    lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
-    if history[-1].began_ms - history[-1].watermark_ms < DAY:
-        lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")
-    numbers = [batch.batch_id for batch in history]
-    for name, (times_ms, colour) in lines.items():
-        days = [ms / DAY for ms in times_ms]  # matplotlib's unit of dates, since 1970
-        axes.plot(numbers, days, color=colour, marker=".")
-        axes.annotate(name, (numbers[-1], days[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
-    axes.yaxis_date()
-    axes.yaxis.set_major_formatter(DateFormatter("%Y-%m-%d %H:%M"))
-    axes.margins(x=0.12)
-    axes.set_xlabel("micro-batch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     hours = sorted({at for counts in data.values() for at in counts})
     step = max(1, -(-(hours[-1] - hours[0] + 1) // HOURS_SHOWN))
@@ -317,15 +284,9 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     _stacked(axes, grouped, groups, names, what="outcomes", every=-(-len(groups) // 7))
 
 
-def _binned(column: str, data: dict[Any, Any], title: str) -> str:
-    by_status = {"": data} if data and isinstance(next(iter(data.values())), int) else data
-    at = [each for counts in by_status.values() for each in counts]
-    if not at:
-        return ""
-    bins = range(min(at), max(at) + 1)
-    names = [_bin_name(each, column) for each in bins]
-    what = "operations" if "" in by_status else "outcomes"
-    return _picture(partial(_stacked, bins=bins, names=names, what=what), by_status, title)
+def _remaining(axes: Axes, data: dict[int, int]) -> None:
+    bins = range(min(data), max(data) + 1)
+    _stacked(axes, {"": data}, bins, [_bin_name(at) for at in bins], what="operations")
 
 
 def _stacked(
