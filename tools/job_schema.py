@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_purgatory.config.declared import options_of
-from spark_purgatory.core.spec.criteria import COUNTED, VALUED
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.job.job_config import JobConfig
 from tools.configuration_page import PARTS, texts_of
 
@@ -47,14 +48,12 @@ def schema() -> dict[str, Any]:
 
 def _criterion(model: dict[str, Any]) -> dict[str, Any]:
     """A criterion as people write it: a name, a name with what it needs, or ``by_row`` with the names of columns."""
-    rules = model["properties"]["rule"]["enum"]
+    needs = {rule: {"type": ["integer", "number", "string"]} for rule in NUMBERED}
     by_row = model["properties"]["by_row"]["anyOf"][0]
-    needing = {rule.name.lower() for rule in (*COUNTED, *VALUED)}
-    needs = {rule: {"type": ["integer", "number", "string"]} for rule in rules if rule in needing}
     return {
         "description": model["description"],
         "anyOf": [
-            {"enum": [rule for rule in rules if rule not in needs]},
+            {"enum": [*(rule for rule in RULES if rule not in needs), "by_row"]},
             {"type": "object", "properties": {**needs, "by_row": by_row}, "minProperties": 1, "maxProperties": 1,
              "additionalProperties": False},
         ],

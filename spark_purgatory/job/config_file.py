@@ -5,7 +5,7 @@ places. One `JobConfigError` lists all that the last three find. Values of optio
 and appear in no message.
 
 The columns of an input are known where its schema is in the file (files and Kafka), and where each expression of
-``select`` is a column or ends in ``as name``. Spark checks the others when the job starts.
+``select`` is a column or ends in ``as name``. Spark checks the others, and all types, when the job starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import chain, combinations, product
 from pathlib import Path
 from types import NoneType
@@ -27,10 +26,10 @@ from rich.console import Console
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
-from spark_purgatory.config.options import LOG_HOST, TWICE
+from spark_purgatory.config.options import TWICE
 from spark_purgatory.config.places import ENCODED, Place
 from spark_purgatory.config.units import is_duration, reads_like_a_duration
-from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model, Problem
 from spark_purgatory.job.job_config import (
@@ -44,31 +43,14 @@ from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaS
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.terminal import say, terminal
 
-FORGOTTEN = (
-    "plain Spark forgets names of tables when the job ends, and the next run does not find them. Give path in place of "
-    "table, or a persistent catalog (spark: {spark.sql.catalogImplementation: hive})"
-)
 INPUTS = {"operations": Operations, "completions": Completions}
-TYPES = frozenset(  # The first words of types in Spark's DDL
-    "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
-    "interval long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint "
-    "varchar variant void".split()
-)
-TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})  # Types of columns that hold a time
-TEXTS = frozenset({"string", "varchar", "char", "character"})
-# Types whose values have no unique text
-NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
-COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
+COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
-# Fields of ``metrics`` with the module that each needs and the extra that installs it
-NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentelemetry": ("opentelemetry", "otel")}
 
 
 def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find what is wrong with a file's columns and places, also next to fields that the models refuse, and what this
-    machine lacks for it.
-    """
+    """Find what is wrong with a file's columns and places, also next to fields that the models refuse."""
     rules, output = _section(document, "purgatory"), _section(document, "output")
     criterion = None
     with suppress(ValidationError):
@@ -80,13 +62,8 @@ def file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
             shape = InputSection.model_validate(fields)
             yield from _column_problems(name, declared, given, shape, rules | {"criterion": criterion})
             if name == "operations":
-                yield from _table_problems(given, shape, rules, output)
+                yield from _partition_problems(given, shape, rules, output)
     yield from _place_problems(document)
-    if rules.get("host") == LOG_HOST and document.get("state_store") == "hdfs":
-        yield Problem("state_store", repr("hdfs"), f"purgatory.host {LOG_HOST} needs rocksdb: leave state_store out")
-    for field, (module, extra) in NEEDED_MODULES.items():
-        if _section(document, "metrics").get(field) and find_spec(module) is None:
-            yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
 
 
 def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -99,22 +76,12 @@ def _texts(value: object) -> list[str]:
     return [each for each in several if isinstance(each, str) and each]
 
 
-def _table_problems(
+def _partition_problems(
     given: dict[str, Any], shape: InputSection, rules: dict[str, Any], output: dict[str, Any]
 ) -> Iterator[Problem]:
-    if "topic" in output:
-        return
-    timeout, exclude = given.get("timeout"), _texts(given.get("exclude"))
-    is_column = isinstance(timeout, str) and not (is_duration(timeout) or reads_like_a_duration(timeout))
-    if is_column and given.get("timeout_unit") is None and str(timeout).lower() not in map(str.lower, exclude):
-        allowed = (
-            "without timeout_unit is a column of intervals, which a Delta table cannot take: for whole numbers add "
-            f"timeout_unit, such as 'minutes'; for intervals add exclude: [{timeout}]"
-        )
-        yield Problem("operations.timeout", repr(timeout), allowed)
-    if known := selected(shape, source_columns(shape)):
+    if known := selected(shape):
+        exclude, prefix = _texts(given.get("exclude")), "".join(_texts(rules.get("prefix")))
         added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
-        prefix = "".join(_texts(rules.get("prefix")))
         columns = [*(name for name in known if name not in exclude), *(prefix + name for name in added)]
         for column in _texts(output.get("partition_by")):
             if column.lower() not in map(str.lower, columns):
@@ -125,58 +92,23 @@ def _no_column(field: str, column: str, columns: list[str]) -> Problem:
     return Problem(field, repr(column), f"is not a column{near(column, columns) or '.'} There are {', '.join(columns)}")
 
 
-def source_columns(given: InputSection) -> dict[str, str]:
-    """Return the columns of an input's source, with the first word of each type; none where the file has no schema."""
+def source_columns(given: InputSection) -> list[str]:
+    """Return the columns of an input's source; none where the file has no schema."""
     source = given.source
-    return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
-
-
-def _time_problems(name: str, given: dict[str, Any], kinds: dict[str, str]) -> Iterator[Problem]:
-    for field in ("created", "deadline", "time"):
-        for column in _texts(given.get(field)):
-            kind = kinds.get(column, "")
-            if kind in TYPES - TIMES:
-                others = [f"{other}, " for other in kinds if other != column]
-                way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
-                select = "".join([*others, f"{way}({column}) as {column}"])
-                allowed = f"is {kind}, not timestamp: correct the schema, or write {name}.select: [{select}]"
-                yield Problem(f"{name}.{field}", repr(column), allowed)
-
-
-def _key_problems(name: str, given: dict[str, Any], kinds: dict[str, str], criterion: Any) -> Iterator[Problem]:
-    for field in ("id", "keys", "key", "operation_id", "event_id"):
-        for column in _texts(given.get(field)):
-            kind = kinds.get(column)
-            if kind in NO_KEYS and (field, kind) != ("keys", "array"):
-                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or bigint in {name}.select"
-                yield Problem(f"{name}.{field}", repr(column), allowed)
-    keys = _texts(given.get("keys"))
-    if keys and isinstance(criterion, Criterion) and criterion.rule == "quorum":
-        is_known = len(keys) > 1 or kinds.get(keys[0]) in TYPES - {"array"}
-        if is_known and criterion.need > len(keys):
-            allowed = f"can never be met: an operation has {len(keys)} key{'s' * (len(keys) > 1)}, by operations.keys"
-            yield Problem("purgatory.criterion", f"quorum({criterion.need})", allowed)
+    return [] if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
 
 
 def _column_problems(
     name: str, declared: type, given: dict[str, Any], shape: InputSection, rules: dict[str, Any]
 ) -> Iterator[Problem]:
-    columns = source_columns(shape)
-    for column, kind in columns.items():
-        if kind.lower() not in TYPES:
-            allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
-            yield Problem(f"{name}.source.schema", repr(kind), allowed)
-        if isinstance(shape.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
+    for column in source_columns(shape) if isinstance(shape.source, KafkaSource) else ():
+        if column.lower() in KAFKA_COLUMNS:
             allowed = "is one of Kafka's own record columns: rename the field"
             yield Problem(f"{name}.source.schema", repr(column), allowed)
-    known = selected(shape, columns)
+    known = selected(shape)
     for field, column in _named(name, declared, given, rules) if known else ():
         if not {column, column.split(".")[0]} & {*known}:
             yield _no_column(field, column, known)
-    # Behind a ``select`` of its own, Spark knows the types.
-    kinds = {column: kind.lower() for column, kind in columns.items()} if shape.select == ["*"] else {}
-    yield from _time_problems(name, given, kinds)
-    yield from _key_problems(name, given, kinds, rules["criterion"])
 
 
 def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -201,43 +133,42 @@ def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
             "not compare its state before it starts, nor add up its operations at its end. Name a path without"
         )
         yield Problem("checkpoint", "", allowed)
-    written = {"checkpoint": checkpoint, "output.path": output.get("path")}
+    default = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
+    parts = {f"{name}.source": _section(_section(document, name), "source") for name in INPUTS}
+    read = {f"{part}.{kind}": given.get(kind) for part, given in parts.items() for kind in ("path", "table")}
+    written = {"checkpoint": checkpoint, "output.path": output.get("path"), "output.table": output.get("table")}
     if isinstance(letters, dict):
-        default = letters_checkpoint(checkpoint) if isinstance(checkpoint, str) else None
-        written["dead_letters.path"] = letters.get("path")
+        written |= {f"dead_letters.{kind}": letters.get(kind) for kind in ("path", "table")}
         written["dead_letters.checkpoint"] = letters.get("checkpoint") or default
-    sources = {f"{name}.source": _section(_section(document, name), "source") for name in INPUTS}
-    read = {f"{name}.path": source.get("path") for name, source in sources.items()}
     pairs = chain(combinations(written.items(), 2), product(read.items(), written.items()))
     for (one, first), (other, second) in pairs:
-        if isinstance(first, str) and isinstance(second, str) and Place.local(first).same_as(Place.local(second)):
-            alike = f"{one} and {other} are both {first!r}"
-            unlike = f"{one} {first!r} and {other} {second!r} are one folder"
-            yield Problem("", "", f"{alike if first == second else unlike}: each needs a folder of its own")
-    tables = {**sources, "output": output, "dead_letters": letters if isinstance(letters, dict) else {}}
-    for (one, first), (other, second) in combinations(tables.items(), 2):
-        named = [str(each.get("table") or "").replace("`", "").lower() for each in (first, second)]
-        if named[0] and named[0] == named[1] and other in ("output", "dead_letters"):
-            why = "each needs a table of its own" if one == "output" else "the job reads what it writes"
-            yield Problem("", "", f"{one}.table and {other}.table are both {first['table']!r}: {why}")
+        if isinstance(first, str) and isinstance(second, str) and _is_same(one, first, other, second):
+            yield Problem("", "", f"{one} {first!r} and {other} {second!r} are one place: each needs a place of its own")
 
 
-def selected(given: InputSection, columns: dict[str, str]) -> list[str]:
+def _is_same(one: str, first: str, other: str, second: str) -> bool:
+    """Return True if two fields name one folder or one table."""
+    if one.endswith(".table") and other.endswith(".table"):
+        return first.replace("`", "").lower() == second.replace("`", "").lower()
+    return not (one + other).count(".table") and Place.local(first).same_as(Place.local(second))
+
+
+def selected(given: InputSection) -> list[str]:
     """Names of an input's columns after ``select``; none where the file does not show them."""
     names: list[str] = []
     for expression in given.select:
         found = ALIAS.search(expression) or PLAIN.match(expression)
-        named = columns if expression.strip() == "*" else [found[1] or found[2]] if found else []
+        named = source_columns(given) if expression.strip() == "*" else [found[1] or found[2]] if found else []
         if not named:
             return []
         names += named
     return names
 
 
-def ddl_columns(ddl: str) -> dict[str, str]:
-    """The columns of a schema in Spark's DDL, and the first word of the type of each."""
+def ddl_columns(ddl: str) -> list[str]:
+    """The columns of a schema in Spark's DDL."""
     found = filter(None, map(COLUMN.match, _parts(ddl)))
-    return {(column[1] or column[2]).replace("``", "`"): column[3] or "" for column in found}
+    return [(column[1] or column[2]).replace("``", "`") for column in found]
 
 
 def _parts(ddl: str) -> Iterator[str]:
@@ -477,24 +408,8 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     console.out(yaml.safe_dump(shown(whole), sort_keys=False, allow_unicode=True, width=1000).rstrip(), highlight=False)
     if config.options().may_count_twice:
         say(console, TWICE)
-    if forgotten := list(forgotten_names(config)):
-        say(console, f"Warning: {', '.join(forgotten)}: {FORGOTTEN}", style="yellow")
     say(console, f"{job_file} is right. Types, expressions and places are checked when the job starts.")
     return 0
-
-
-def forgotten_names(config: JobConfig) -> Iterator[str]:
-    """Yield the names of tables that the session forgets when the job ends, as far as the file shows it."""
-    settings = config.spark
-    if settings.get("spark.sql.catalogImplementation") == "hive" or "spark.sql.defaultCatalog" in settings:
-        return
-    letters = config.dead_letters.made() if config.dead_letters else None
-    for place in (None if config.output.topic else config.output.made(), letters):
-        name = place.table if place else None
-        catalog, *rest = (name or "").split(".")
-        is_other = len(rest) > 1 and catalog != "spark_catalog"
-        if name and not is_other and f"spark.sql.catalog.{catalog if rest else 'spark_catalog'}" not in settings:
-            yield name
 
 
 def shown(value: Any, name: str = "") -> Any:

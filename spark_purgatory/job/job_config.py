@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, model_serializer, model_validator
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, near, options_of
@@ -73,9 +73,19 @@ def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[
             default = ... if option.default is dataclasses.MISSING else option.default
             if name not in but:
                 added[name] = (kind, Field(default, validate_default=name == "watermark"))
-        return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **added)
+        return _with_fields(model, added)
 
     return add
+
+
+def _with_fields(model: type[M], added: dict[str, Any]) -> type[M]:
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **added)
+
+
+def with_rules(model: type[M]) -> type[M]:
+    """Add a field to a model for each rule, with its number if it needs one."""
+    numbers = {rule: config_types.Number | None for rule in criteria.NUMBERED}
+    return _with_fields(model, {rule: (numbers.get(rule, None), None) for rule in RULES})
 
 
 @with_options_of(Operations)
@@ -105,49 +115,43 @@ class ByRowSection(Model):
     levels: Text | None = None
 
 
+@with_rules
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
-    rule: Literal[(*RULES, "by_row")]  # type: ignore[valid-type]
-    need: config_types.Number | None = None
     by_row: ByRowSection | None = None
 
     @classmethod
     def long_form(cls, given: Any) -> Any:
-        """Return ``any_key`` or ``{quorum: 2}`` with the names of its fields."""
-        if given == "by_row":
-            return {"rule": "by_row", "by_row": {}}
-        if isinstance(given, str) and given not in RULES:
+        """Return ``any_key`` as a field without a value."""
+        if not isinstance(given, str):
+            return given
+        if given not in cls.model_fields:
             numbered = " or ".join(f"{{{rule}: 2}}" for rule in criteria.NUMBERED)
             others = ", ".join(rule for rule in RULES if rule not in criteria.NUMBERED)
             raise ValueError(f"write {others}, by_row, {numbered}{near(given, RULES)}")
-        if isinstance(given, str):
-            return {"rule": given}
-        if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
-            [(rule, need)] = given.items()
-            if need is None:
-                return cls.long_form(rule)
-            return {"rule": "by_row", "by_row": need} if rule == "by_row" else {"rule": rule, "need": need}
-        return given
+        return {given: None}
+
+    @model_serializer
+    def short_form(self) -> Any:
+        [(rule, need)] = _given(self).items()
+        return rule if need is None else {rule: need}
 
     def made(self) -> criteria.Criterion | criteria.ByRow:
         """Return ``any_key()``, ``quorum(2)``; a need in quotes is an exact decimal."""
-        if self.rule == "by_row":
-            if self.by_row is None or self.need is not None:
-                raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
-            return criteria.by_row(**self.by_row.model_dump())
-        if self.by_row is not None:
-            raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
-        if self.rule in criteria.NUMBERED and self.need is None:
-            raise ValueError(f"{self.rule} needs a number: {{{self.rule}: 2}}")
-        if self.need is None:
-            return criteria.Criterion(self.rule)
-        if self.rule not in criteria.NUMBERED:
-            raise ValueError(f"{self.rule} takes no number")
+        if len(given := _given(self)) != 1:
+            raise ValueError(f"give one rule for all operations, or by_row; got {' and '.join(given) or 'none'}")
+        [(rule, need)] = given.items()
+        if rule == "by_row":
+            return criteria.by_row(**(need or ByRowSection()).model_dump())
+        if need is None and rule in criteria.NUMBERED:
+            raise ValueError(f"{rule} needs a number: {{{rule}: 2}}")
+        if need is None:
+            return criteria.Criterion(rule)
         try:
-            return criteria.Criterion(self.rule, Decimal(self.need) if isinstance(self.need, str) else self.need)
+            return criteria.Criterion(rule, Decimal(need) if isinstance(need, str) else need)
         except InvalidOperation:
-            raise ValueError(f"need={self.need!r} is not a number") from None
+            raise ValueError(f"need={need!r} is not a number") from None
 
 
 @with_options_of(PurgatoryOptions, but=("operations", "completions", "criterion"))
