@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
-from rich.console import Console, Group
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
@@ -26,7 +23,6 @@ from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
-FRAMES_PER_SECOND = 4
 STOPPING = "stopping within 10 s, then a drain"
 
 
@@ -49,7 +45,7 @@ class Totals:
 
 
 class ProgressDisplay:
-    """Follows a query and shows each of its batches once; on a terminal also its work, several times a second."""
+    """Follows a query and prints a line for each of its batches; on a terminal also what it is at, below them."""
 
     def __init__(
         self,
@@ -63,21 +59,16 @@ class ProgressDisplay:
         self.totals = Totals()
         self._last_batch = -1
         self._began_s = time.monotonic()
-        self._doing, self._stops = "starting the query", False
-        self._sink = ""
-        self._spinner = Spinner("dots")
-        live = Live(console=console, get_renderable=self.view, refresh_per_second=FRAMES_PER_SECOND)
-        self._live = live if console.is_terminal else None
+        self._doing, self._sink = "starting the query", ""
+        self._status = console.status(self.view())
 
     def __enter__(self) -> ProgressDisplay:
-        if self._live:
-            self._live.start()
+        if self.console.is_terminal:
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._doing = "ended"
-            self._live.stop()
+        self._status.stop()
 
     def update(self, query: Query) -> None:
         last = query.lastProgress
@@ -86,37 +77,31 @@ class ProgressDisplay:
             ran = [report for report in query.recentProgress if "addBatch" in report["durationMs"]]
             lines = [line for report in ran if report["batchId"] > self._last_batch if (line := self._take(report))]
             if lines:
-                self.console.print(*lines, sep="\n", soft_wrap=not self._live, highlight=False)
-        if self._live:
+                self.console.print(*lines, sep="\n", soft_wrap=not self.console.is_terminal, highlight=False)
+        if self.console.is_terminal:
             self._look(query)
+            self._status.update(self.view())
 
     def stopping(self) -> None:
         """Show that the query was asked to stop, which may take as long as a micro-batch and a drain."""
-        self._doing, self._stops = STOPPING, True
-        if not self._live:
+        self._doing = STOPPING
+        if not self.console.is_terminal:
             say(self.console, STOPPING)
 
-    def view(self) -> Group:
-        self._spinner.update(text=Text(self._doing))
-        head = Table.grid(padding=(0, 3))
-        running = f"running {timedelta(seconds=round(time.monotonic() - self._began_s))}"
-        wish = "ctrl-C cuts" if self._stops else "ctrl-C stops it"
-        at_work = [Text(self._doing)] if self._doing == "ended" else [self._spinner, wish]
-        head.add_row(Text(printable(self._name), style="bold"), running, *at_work)
-        parts: list[Any] = [head]
-        if self._sink or self._spark_log:
-            log = printable(f"Spark's own output: {self._spark_log}") if self._spark_log else ""
-            parts.append(Text(". ".join(filter(None, (self._sink, log)))))
-        return Group(*parts)
+    def view(self) -> Text:
+        running = timedelta(seconds=round(time.monotonic() - self._began_s))
+        wish = "ctrl-C cuts" if self._doing == STOPPING else "ctrl-C stops it"
+        log = f"Spark's own output: {self._spark_log}" if self._spark_log else ""
+        below = ". ".join(filter(None, (self._sink, log)))
+        return Text(printable(f"{self._name}   running {running}   {self._doing}   {wish}\n{below}"))
 
     def _look(self, query: Query) -> None:
         if isinstance(query, AccumulatorQuery) and (found := query.metrics()):
             files, staged = found["drained_files_total"], readable_bytes(found["staged_bytes"])
             self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
-        if self._stops or not query.isActive:
-            return
-        is_at_work = query.status["isTriggerActive"]
-        self._doing = f"micro-batch {self._last_batch + 1}" if is_at_work else "waiting for rows"
+        if self._doing != STOPPING and query.isActive:
+            is_at_work = query.status["isTriggerActive"]
+            self._doing = f"micro-batch {self._last_batch + 1}" if is_at_work else "waiting for rows"
 
     def _take(self, report: Any) -> str | None:
         self._last_batch = report["batchId"]
