@@ -143,7 +143,7 @@ def _place_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     pairs = chain(combinations(written.items(), 2), product(read.items(), written.items()))
     for (one, first), (other, second) in pairs:
         if isinstance(first, str) and isinstance(second, str) and _is_same(one, first, other, second):
-            yield Problem("", "", f"{one} {first!r} and {other} {second!r} are one place: each needs a place of its own")
+            yield Problem("", "", f"{one} {first!r} and {other} {second!r} are one place: each needs its own")
 
 
 def _is_same(one: str, first: str, other: str, second: str) -> bool:

@@ -84,8 +84,8 @@ def _with_fields(model: type[M], added: dict[str, Any]) -> type[M]:
 
 def with_rules(model: type[M]) -> type[M]:
     """Add a field to a model for each rule, with its number if it needs one."""
-    numbers = {rule: config_types.Number | None for rule in criteria.NUMBERED}
-    return _with_fields(model, {rule: (numbers.get(rule, None), None) for rule in RULES})
+    numbers = dict.fromkeys(criteria.NUMBERED, config_types.Number | None)
+    return _with_fields(model, {rule: (numbers.get(rule), None) for rule in RULES})
 
 
 @with_options_of(Operations)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 
-DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")
 SAID_DAY_MS = 86_400_000  # a watermark further behind the clock is of old data: its date shows that
 Numbers = tuple[str, int, int | str, int | str]  # a micro-batch, rows in, decided, waiting; a text if not exact
 
@@ -38,14 +37,7 @@ def batch_line(
     )
 
 
-def sample_lines(before: Sample | None, sample: Sample) -> list[str]:
-    """Return lines about a sample's micro-batch, and about drains that have ended and begun since the last sample."""
-    line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
-    drains = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}" for text in drains]
-    return [line, *drains] if line else drains
-
-
-def _line_of(before: Sample | None, sample: Sample) -> str | None:
+def sample_line(before: Sample | None, sample: Sample) -> str | None:
     """Return the line of a sample's micro-batch; None if the micro-batch did nothing, or has a line already."""
     if before is not None and before.batch == sample.batch:
         return None
@@ -62,19 +54,6 @@ def _line_of(before: Sample | None, sample: Sample) -> str | None:
     return batch_line(_time(sample.time_ms), numbers, flat["batch_duration_ms"], watermark_ms, by_status)
 
 
-def _drains(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Return texts about drains that have ended since the last sample, and about one that has begun."""
-    drains, rows, files = (now.get(name, 0) - before.get(name, 0) for name in DRAINED)
-    texts, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
-    if drains:
-        what = f"drain {done:.0f} ended" if drains == 1 else f"{drains:.0f} drains ended, the last"
-        written = f"{rows:,.0f} rows in {files:,.0f} file{'s' * (files != 1)}"
-        texts.append(f"{what} after {readable_ms(now['drain_duration_ms'])}: {written}")
-    if draining and (drains or not before.get("draining_rows")):
-        texts.append(f"drain {done + 1:.0f} began: {draining:,.0f} rows")
-    return texts
-
-
 def _by_status(sample: Sample | None) -> dict[str, float]:
     found = {} if sample is None else sample.values.get("outcomes_total", {})
     return {labels[0].upper(): count for labels, count in found.items() if count}
@@ -85,7 +64,7 @@ def _time(ms: float) -> datetime:
 
 
 def progress() -> Reporter:
-    """Print a line for each micro-batch, like ``spark-purgatory run``, and one when a drain begins or ends.
+    """Print a line for each micro-batch, like ``spark-purgatory run``.
 
     Make one for each query.
 
@@ -97,8 +76,8 @@ def progress() -> Reporter:
 
     def report(sample: Sample) -> None:
         nonlocal before
-        if lines := sample_lines(before, sample):
-            print(*lines, sep="\n", flush=True)
+        if line := sample_line(before, sample):
+            print(line, flush=True)
         before = sample
 
     return report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -118,7 +117,6 @@ def said_as_rows(said: str, table: dict[str, int]) -> None:
     """The lines of `metrics.progress`."""
     last = [line for line in said.splitlines() if " batch " in line][-1]
     assert ", 14 waiting, " in last and f"COMPLETED 3, EXPIRED 4, DUPLICATE {table['duplicate']}, REJECTED 2" in last
-    assert re.search(rf"^..:..:.. drain 1 ended after .+: {sum(table.values())} rows in \d files?$", said, re.MULTILINE)
 
 
 def ran(query: StreamingQuery) -> list[Any]:

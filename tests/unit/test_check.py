@@ -188,7 +188,7 @@ def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(cha
     [
         (["purgatory.criterion={sum_at_least: 5}"], "line 30: completions.value is missing"),
         (["purgatory.criterion={level: 5}"], "line 30: completions.value is missing"),
-        (["checkpoint=./.demo//outcomes/"], "are one place: each needs a place of its own"),
+        (["checkpoint=./.demo//outcomes/"], "are one place: each needs its own"),
         ([f"checkpoint=file:{ROOT}/.demo/outcomes"], "and output.path '.demo/outcomes' are one place"),
         (["output.path=.//.demo/checkpoint"], "line 54: checkpoint '.demo/checkpoint' and output.path"),
         (
