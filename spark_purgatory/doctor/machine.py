@@ -118,13 +118,6 @@ def worker_python_finding() -> Finding:
     return Finding(name, "not set: workers run python3, which fits")
 
 
-def jars_finding() -> Finding:
-    cache = Path.home() / ".ivy2.5.2" / "jars"
-    if any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar")):
-        return Finding("Delta's jars", f"cached in {cache}")
-    return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
-
-
 def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -145,7 +138,6 @@ def machine_findings() -> list[Finding]:
         pyspark_finding(),
         delta_finding(),
         worker_python_finding(),
-        jars_finding(),
         folder_finding("this folder", Path.cwd(), "change to a folder that you own"),
         folder_finding("Spark's scratch folder", local, "set SPARK_LOCAL_DIRS to a folder that you own"),
         folder_finding("jar cache", Path.home() / ".ivy2.5.2", "set HOME to a folder that you own"),

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import errors
@@ -25,28 +24,22 @@ from spark_purgatory.core.state.blob import HEADER
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
-from spark_purgatory.readable import readable_bytes
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, gather_states, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, gather_states, shard_states
 from spark_purgatory.spark.host import requirements
-from spark_purgatory.spark.host.exchange import unix_sockets
-from spark_purgatory.spark.placement import too_many
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
-from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, SESSION_CATALOG, claimed_by, forgets_names
+from spark_purgatory.spark.sink.table.table_place import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
-from spark_purgatory.spark.storage.spark_access import cores_of, setting_of
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 from spark_purgatory.worker_python import arrow_remedy
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")  # What a worker imports to run a purgatory
 TASKS = 16  # Tasks of the tiny job: some for each executor of a small cluster
-MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
-SOCKETS = "spark.python.unix.domain.socket.enabled"
 SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 
@@ -68,7 +61,6 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
         import json
         import socket
         import sys
-        import time
         from importlib import import_module
 
         versions = {}
@@ -77,9 +69,9 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
                 versions[name] = str(getattr(import_module(name), "__version__", "fits"))
             except Exception as error:
                 versions[name] = "not installed" if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
-        python, now_ms = "{}.{}.{}".format(*sys.version_info[:3]), int(time.time() * 1000)
-        facts = {"host": socket.gethostname(), "python": python, "executable": sys.executable, "now_ms": now_ms}
-        return json.dumps({**facts, "packages": versions})
+        python = "{}.{}.{}".format(*sys.version_info[:3])
+        facts = {"host": socket.gethostname(), "python": python, "executable": sys.executable, "packages": versions}
+        return json.dumps(facts)
 
     return about
 
@@ -88,18 +80,15 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     # Plain rows: with Arrow, a worker that lacks it could not answer.
     asked = (*PACKAGES, requirements.MESSAGES)
     ask = F.udf(about_worker(asked), "string", useArrow=False)
-    began_ms = time.time() * 1000
     try:
-        answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("facts"), F.unix_millis(F.now()).alias("at"))
-        rows = answers.collect()
+        rows = spark.range(0, TASKS, 1, TASKS).select(ask("id")).collect()
     except SPARK_FAULTS as error:
         remedy = f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
         if "PYTHON_VERSION_MISMATCH" in str(error):
             remedy = "have Python {}.{} on the workers: set PYSPARK_PYTHON; {}".format(*sys.version_info[:2], SHIP)
         yield Finding("workers", f"a tiny job failed: {sentence_of(error)}", remedy)
         return
-    ended_ms = time.time() * 1000
-    workers = [json.loads(row["facts"]) for row in rows]
+    workers = [json.loads(facts) for (facts,) in rows]
     here = json.loads(about_worker(asked)(None))
     hosts = len({worker["host"] for worker in workers})
     others = sorted({worker["python"] for worker in workers} - {here["python"]})
@@ -111,9 +100,6 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     for package in PACKAGES:
         yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
     yield protobuf_finding({w["packages"][requirements.MESSAGES] for w in workers})
-    moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
-    skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
-    yield clock_finding(skew_ms)
 
 
 def package_finding(package: str, here: str, installed: set[str]) -> Finding:
@@ -131,15 +117,6 @@ def protobuf_finding(installed: set[str]) -> Finding:
         return Finding(what, found)
     way = f"pip install {requirements.fitting_protobuf()} on each"
     return note(what, f"{found}; only host='transformWithState' needs it: {way}")
-
-
-def clock_finding(skew_ms: float) -> Finding:
-    """Report whether the workers' clocks agree with this one: `max_future` compares event times with them."""
-    what = "workers' clocks"
-    if skew_ms <= MAX_CLOCK_SKEW_MS:
-        return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of this machine's")
-    found = f"{skew_ms / 1000:.0f} s away from this machine's"
-    return Finding(what, found, "set the clocks by NTP: max_future, idle_after and linger read them")
 
 
 # --- Delta and settings ---------------------------------------------------------------------------
@@ -170,19 +147,6 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)
     yield Finding("state store", found, remedy)
     yield log_host_finding(spark)
-    if forgets_names(spark, SESSION_CATALOG):
-        way = "give path in place of table, or a persistent catalog (spark.sql.catalogImplementation=hive)"
-        yield note("names of tables", f"{FORGETS_NAMES}: {way}")
-    try:
-        requirements.check_streaming(spark.conf.get)
-    except ConfigError as error:
-        yield Finding("streaming settings", "would lead to wrong outcomes", str(error))
-    if requirements.runs_only_with_rows(spark):
-        yield note("deadlines on a silent stream", f"{requirements.NO_DATA} = false: {requirements.ONLY_WITH_ROWS}")
-    if setting_of(spark, SOCKETS) == "true":
-        yield Finding("Unix sockets", "between the JVM and Python")
-    elif unix_sockets("/tmp"):
-        yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms. At its start: {SOCKETS} = true")
 
 
 def log_host_finding(spark: SparkSession) -> Finding:
@@ -191,15 +155,9 @@ def log_host_finding(spark: SparkSession) -> Finding:
         requirements.check_log_host(spark)
     except ConfigError as error:
         return note(what, f"not in this session: {error}")
-    if "RocksDB" not in str(spark.conf.get(requirements.PROVIDER)):
-        ready = "ready for RecordAccumulator.write_stream; for another start set STATE_STORE_SETTINGS before it"
-        return note(what, ready)
-    wanted = requirements.STATE_STORE_SETTINGS.items()
-    lacking = [f"{name} = {value}" for name, value in wanted if spark.conf.get(name, None) != value]
-    return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")
+    return Finding(what, "ready; where writeStream starts the query, set STATE_STORE_SETTINGS before")
 
 
-GOOD_STATE_BYTES = 5_000_000  # Of a shard's state: a micro-batch writes each that it touches whole (docs/choosing.md)
 STAGING = f"bring back the checkpoint's folder `staging` from a copy, or {errors.START_OVER}"
 FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
@@ -247,12 +205,12 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str, has_table: bool = 
             yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
             return
         yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
-        yield from state_findings(states)
+        yield from state_findings(states.whole)
 
 
-def state_findings(states: ShardStates) -> Iterator[Finding]:
+def state_findings(states: DataFrame) -> Iterator[Finding]:
     try:
-        shards = gather_states(states.whole, _about_state)
+        shards = gather_states(states, _about_state)
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
         yield Finding("state", sentence_of(cause), without_reach(cause) or errors.RESTORE_STATE)
@@ -268,18 +226,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
     else:
         yield Finding("shards", f"shards={wanted}; {len(sound):,} have a state")
-        if why := too_many(states.partitions, wanted, cores_of(states.whole.sparkSession)):
-            yield note("state partitions", why)
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
-    yield size_finding([shard["bytes"] for shard in sound], states.host)
-
-
-def size_finding(sizes: list[int], host: str) -> Finding:
-    """Report whether a micro-batch can write shards of that size. The log host writes only what arrived."""
-    found = f"{readable_bytes(sum(sizes))}, the largest shard {readable_bytes(max(sizes))}"
-    if max(sizes) <= GOOD_STATE_BYTES or host == LOG_HOST:
-        return Finding("state size", found)
-    return note("state size", f"{found}: above 5 MB move to more shards, or to host='transformWithState'")
 
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
@@ -290,7 +237,7 @@ def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
         yield {"error": str(error).removesuffix(f": {errors.RESTORE_STATE}")}
         return
     waiting = Tally(**facts["tally"]).pending
-    yield {"shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}
+    yield {"shards": shards, "pending": waiting, "spec": facts["spec"]}
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

@@ -25,11 +25,9 @@ from spark_purgatory.doctor.session import (
     protobuf_finding,
     query_findings,
     session_findings,
-    size_finding,
 )
 from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
-from spark_purgatory.spark.host.requirements import CHANGELOG, STATE_STORE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
@@ -91,30 +89,12 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
     assert found["Delta"].found == "in this session"
     assert found["workers' spark_purgatory"].status == "ok"
     assert found["state store"].status == "ok"
-    assert "give path in place of table" in found["names of tables"].found
-    assert found[LOG_HOST].status == "note" and "ready for RecordAccumulator.write_stream" in found[LOG_HOST].found
-
-
-def test_a_session_is_ready_for_the_log_host_or_says_what_is_missing(spark: SparkSession) -> None:
-    with settings(spark, STATE_STORE_SETTINGS):
-        assert by_name(session_findings(spark))[LOG_HOST].found == "ready"
-    with settings(spark, {**STATE_STORE_SETTINGS, CHANGELOG: "false"}):
-        found = by_name(session_findings(spark))[LOG_HOST]
-    assert found.found == f"slower than it could be: set {CHANGELOG} = true"
+    assert found[LOG_HOST].status == "ok" and "ready; where writeStream starts" in found[LOG_HOST].found
 
 
 def test_a_setting_that_does_harm_is_found(spark: SparkSession) -> None:
     with settings(spark, {"spark.sql.streaming.stateStore.providerClass": "org.example.OtherProvider"}):
         assert set(wrong(session_findings(spark))) == {"state store"}
-
-
-@pytest.mark.long
-def test_a_session_without_micro_batches_of_no_rows_is_told_of_idle_after(spark: SparkSession) -> None:
-    what = "deadlines on a silent stream"
-    assert what not in by_name(session_findings(spark))
-    with settings(spark, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):
-        found = by_name(session_findings(spark))[what]
-    assert found.status == "note" and "idle_after" in found.found
 
 
 @pytest.mark.long
@@ -181,15 +161,13 @@ def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSess
     assert found["pending"].found == "19 operations"
 
 
-def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
+def test_a_state_with_a_changed_bit_says_so() -> None:
     blob = bytearray(GOLDEN.read_bytes())
     [sound] = _about_state(ShardState(bytes(blob)))
-    assert sound["bytes"] == len(blob)
+    assert "error" not in sound
     blob[HEADER_BYTES + 9] ^= 4
     [damaged] = _about_state(ShardState(bytes(blob)))
     assert "does not match its checksum" in damaged["error"]
-    assert [size_finding([10, size], "applyInPandasWithState").status for size in (20, 6_000_000)] == ["ok", "note"]
-    assert size_finding([10, 6_000_000], "transformWithState").status == "ok"
 
 
 # --- a query and its table ------------------------------------------------------------------------
