@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec
@@ -16,9 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
-from rich.rule import Rule
+from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
@@ -114,7 +111,6 @@ def write_report(
 
 # --- ``spark-purgatory pending``: what waits, as a table or as JSON lines ---------------------------------------------
 
-NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
 ADVICE = "An operation ends when the watermark (not the clock) reaches its deadline."
 
 
@@ -140,7 +136,6 @@ class FoundPending:
     watermark_ms: int | None
     next_ms: int | None  # The time from the watermark until the first deadline
 
-    @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows, with the digits of every number as Spark wrote them, and times as a person writes them."""
         rows = [json.loads(text, parse_float=str) for text in self.texts]
@@ -182,16 +177,15 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
 
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
-    rows = found.rows
+    rows = found.rows()
     say(console, _total(found))
     if not rows:
         if request.where != "true":
             why = "its outcome is in the table, or its row has not been read yet"
             say(console, f"Nothing waits where {request.where}: {why}")
         return
-    table = None if request.columns else _short(found, request.prefix, console)
-    names = [name for name in found.columns if request.columns or any(row.get(name) is not None for row in rows)]
-    console.print(table or rows_text(rows, names, console))
+    texts = {name: [text_of(row.get(name)) for row in rows] for name in found.columns}
+    console.print(table_of(texts if request.columns else dict(_short(texts, rows, request.prefix))))
     more = "" if request.columns else "   --columns a,b"
     say(console, f'{len(rows):,} of {found.count:,} shown.   --limit {request.limit}{more}   --where "..."   --json')
     if found.watermark_ms is not None:
@@ -207,78 +201,36 @@ def _total(found: FoundPending) -> str:
     return f"{text}   watermark {instant(found.watermark_ms)}   next {due}"
 
 
-def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
-    """A table of the main columns and of as many of the operations' own as fit and add something; None if too wide."""
-    rows = found.rows
+def _short(
+    texts: Mapping[str, list[str]], rows: Sequence[Mapping[str, Any]], prefix: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the operations' own column that tells the rows apart, and what they wait for."""
     added = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
-    own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in added}
-    named = next((name for name, texts in own.items() if len(set(texts)) == len(rows)), next(iter(own), ""))
-    columns = {named: own.pop(named)} if named else {}
-    columns |= dict(_of_waiting(rows, prefix))
-    instants = [{row.get(prefix + name) for name in ("created_at", "deadline_at")} for row in rows]
-    for name, texts in own.items():
-        is_repeated = all(row.get(name) in at for row, at in zip(rows, instants, strict=True))
-        if any(texts) and not is_repeated and name not in columns and texts not in columns.values():
-            columns[name] = texts
-    while True:
-        right = {name: name == "left" or all(map(NUMBER.fullmatch, texts)) for name, texts in columns.items()}
-        table = lines(right, list(zip(*columns.values(), strict=True)))
-        if fits(table, console):
-            return table
-        if not (spare := [name for name in columns if name not in (named, "progress", "left")]):
-            return None
-        del columns[spare[-1]]
-
-
-def _plain_time(text: str) -> str:
-    """Return a time of Spark's JSON, such as 2026-11-28T10:00:00.000000Z, as 2026-11-28 10:00:00 UTC."""
-    return f"{text.removesuffix('Z').removesuffix('.000000').replace('T', ' ')} UTC"
-
-
-def _of_waiting(rows: Sequence[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, list[str]]]:
-    yield "progress", [text_of(row.get(f"{prefix}progress")) for row in rows]
-    missing = [text_of(row.get(f"{prefix}missing_keys")) for row in rows]
-    if any(missing):
-        yield "missing", missing
+    own = [name for name in texts if name not in added]
+    for name in [*(name for name in own if len(set(texts[name])) == len(rows)), *own][:1]:
+        yield name, texts[name]
+    yield "progress", texts[f"{prefix}progress"]
+    if any(texts[f"{prefix}missing_keys"]):
+        yield "missing", texts[f"{prefix}missing_keys"]
     yield "waits since (UTC)", [row[f"{prefix}created_at"][:19] for row in rows]
     left = [row.get(f"{prefix}remaining_ms") for row in rows]
     if any(each is not None for each in left):
         yield "left", ["" if each is None else readable_ms(each) if each > 0 else "due" for each in left]
 
 
-ANY_WIDTH = 1 << 20
-
-
-def rows_text(rows: Sequence[Mapping[str, Any]], names: Sequence[str], console: Console) -> RenderableType:
-    """Return a table if the console has room for whole values, else a block for each row with a line a column."""
-    texts = [[text_of(row.get(name)) for name in names] for row in rows]
-    if fits(table := lines(dict.fromkeys(names, False), texts), console):
-        return table
-    return Group(*(_block(number, names, cells) for number, cells in enumerate(texts, 1)))
-
-
-def lines(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
-    """A table with a line for each row; ``columns``: True for each that is aligned to the right."""
+def table_of(columns: Mapping[str, Sequence[str]]) -> Table:
+    """A table with whole values: one that is longer than its column goes on below."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, is_right in columns.items():
-        table.add_column(name, no_wrap=True, justify="right" if is_right else "left")
-    for cells in rows:
+    for name in columns:
+        table.add_column(name, overflow="fold", justify="right" if name == "left" else "left")
+    for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
 
 
-def fits(table: Table, console: Console) -> bool:
-    """Return True if every value is whole on a line of the console."""
-    return Measurement.get(console, console.options.update(max_width=ANY_WIDTH), table).maximum <= console.width
-
-
-def _block(number: int, names: Sequence[str], cells: Sequence[str]) -> Group:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in zip(names, cells, strict=True):
-        grid.add_row(name, text)
-    return Group(Rule(f"{number}", align="left", style="dim"), grid)
+def _plain_time(text: str) -> str:
+    """Return a time of Spark's JSON, such as 2026-11-28T10:00:00.000000Z, as 2026-11-28 10:00:00 UTC."""
+    return f"{text.removesuffix('Z').removesuffix('.000000').replace('T', ' ')} UTC"
 
 
 def text_of(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -245,17 +246,18 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
         return capsys.readouterr().out
 
     text = shown(as_json=True)
-    lines = (line.partition("  ") for line in shown(as_json=False).splitlines())
-    blocks = {name: value.strip() for name, _, value in lines}
+    monkeypatch.setenv("COLUMNS", "400")
+    _, _, head, _, row, *_ = (re.split(" {2,}", line.strip()) for line in shown(as_json=False).splitlines())
+    cells = dict(zip(head, row, strict=True))
     numbers = {"amount": "12345678901234567.89", "price": "208.80", "many": "9223372036854775807", "ratio": "0.1"}
     for name, value in (numbers | {"is_new": "true"}).items():
-        assert f'"{name}":{value},' in text and blocks[name] == value
+        assert f'"{name}":{value},' in text and cells[name] == value
     for name, value in {"day": "2024-05-01", "local": "2024-05-01T12:00:00.123456"}.items():
-        assert f'"{name}":"{value}"' in text and blocks[name] == value
+        assert f'"{name}":"{value}"' in text and cells[name] == value
     for part in ('"code":"AP8="', '"nested":{"net":1.50}', '"created_at":"2024-05-01T12:00:00.000006Z"'):
         assert part in text
-    assert json.loads(text)["id"] == "order:key:\x1b[31m1" and blocks["id"] == "order:key:\\u001b[31m1"
-    assert (blocks["nested"], blocks["created_at"]) == ("{net: 1.50}", "2024-05-01 12:00:00.000006 UTC")
+    assert json.loads(text)["id"] == "order:key:\x1b[31m1" and cells["id"] == "order:key:\\u001b[31m1"
+    assert (cells["nested"], cells["created_at"]) == ("{net: 1.50}", "2024-05-01 12:00:00.000006 UTC")
 
 
 @pytest.mark.long
