@@ -26,7 +26,7 @@ from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.last_run import nothing_new, table_version_of, write_last_run
 from spark_purgatory.job.one_run import only_run
-from spark_purgatory.job.progress import ProgressDisplay, Query, Totals
+from spark_purgatory.job.progress import ProgressDisplay, Query
 from spark_purgatory.job.run_report import ExitCode, RunReport
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
@@ -166,7 +166,7 @@ def _end(
 ) -> None:
     version = table_version_of(config)
     tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
-    summary = report.summary = _summarise(spark, config, sink, console, totals=report.totals, tally=tally)
+    summary = report.summary = _summarise(spark, config, sink, console, tally)
     if summary is not None and not is_stopped:
         write_last_run(spark, config, version, summary, report.gauges)
 
@@ -188,14 +188,13 @@ def _summarise(
     config: JobConfig,
     sink: RecordAccumulator | None,
     console: Console,
-    totals: Totals,
     tally: JobTally,
 ) -> Summary | None:
     summary, staged, exists = None, 0, sink is not None and sink.table_exists(spark)
     if sink is not None and not sink.options.drain_at_end and tally.received:
         staged = read_ledger(spark, StagingFolder.of(spark, config.checkpoint)).recorded_rows
     if sink is None:
-        say(console, f"Written to topic {config.output.topic}. {topic_line(tally, totals)}")
+        say(console, f"Written to topic {config.output.topic}. {topic_line(tally)}")
     elif not exists and not staged:
         console.print("No batch was committed: there is no table yet.")
         return None
@@ -206,7 +205,7 @@ def _summarise(
         summary = replace(summarise(rows, tally, sizes, config.options().prefix), staged=staged)
         if not summary.conserved:
             summary = replace(summary, removed=removed_rows(spark, target))
-        print_summary(console, summary, str(sink), totals)
+        print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
         say(console, dead_letters.count_line(spark, config.dead_letters))
     return summary
@@ -288,7 +287,7 @@ def run_file(
             if (last := nothing_new(config)) is not None:
                 report.summary, report.gauges = last
                 say(console, f"{config.name}: nothing is new since the last run, so Spark is not started")
-                print_summary(console, report.summary, str(config.output.made().path), report.totals)
+                print_summary(console, report.summary, str(config.output.made().path))
             else:
                 in_spark(config)
         return ExitCode.INTERRUPTED if stop.signal == signal.SIGINT else report.exit_code(fail_above)

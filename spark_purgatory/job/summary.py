@@ -18,13 +18,12 @@ from rich.table import Table
 from spark_purgatory.job.progress import Totals
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import rejected_text
-from spark_purgatory.spark.operator.query_watch import LATE_SHARE, REJECTED_SHARE
+from spark_purgatory.spark.operator.query_watch import LATE_SHARE
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 NOTHING_LOST = "Nothing lost"
-BUT_REJECTED = "No operation is lost, but the events of this run were rejected"
 WRONG_SUM = "DOES NOT ADD UP. If nobody deleted rows of the table, please report it with this line"
 
 
@@ -71,7 +70,7 @@ def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: 
     return Summary({row["status"]: row["n"] for row in rows}, waits_ms, file_bytes, tally)
 
 
-def print_summary(console: Console, summary: Summary, target: str, totals: Totals) -> None:
+def print_summary(console: Console, summary: Summary, target: str) -> None:
     table = Table(title=f"Outcomes in {target}", title_justify="left")
     table.add_column("status")
     for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
@@ -88,22 +87,16 @@ def print_summary(console: Console, summary: Summary, target: str, totals: Total
     where = ", all in the table" if outcomes == tally.decided else f", {outcomes:,} in the table"
     if summary.staged:
         where = f", {outcomes - summary.staged:,} in the table and {summary.staged:,} staged for later runs"
-    say(console, f"{_sober(verdict(summary), totals)}: {sums_of(tally, where)}")
+    say(console, f"{verdict(summary)}: {sums_of(tally, where)}")
 
 
-def topic_line(tally: JobTally, totals: Totals) -> str:
+def topic_line(tally: JobTally) -> str:
     line = NOTHING_LOST if tally.received == tally.decided + tally.pending else WRONG_SUM
-    return f"{_sober(line, totals)}: {sums_of(tally)}"
+    return f"{line}: {sums_of(tally)}"
 
 
 def sums_of(tally: JobTally, where: str = "") -> str:
     return f"{tally.received:,} received = {tally.decided:,} with an outcome{where} + {tally.pending:,} waiting"
-
-
-def _sober(line: str, totals: Totals) -> str:
-    """Return other words than `NOTHING_LOST` where nearly all events of the run were rejected."""
-    rejected, received = totals.counted["events_rejected"], totals.counted["events_received"]
-    return BUT_REJECTED if line == NOTHING_LOST and rejected and rejected >= REJECTED_SHARE * received else line
 
 
 def warnings_of(totals: Totals) -> Iterator[str]:
