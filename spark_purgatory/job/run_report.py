@@ -54,13 +54,6 @@ class RunReport:
         }
 
     @property
-    def last_micro_batch(self) -> int | None:
-        """The last micro-batch of this run, or else the last that the checkpoint has, if it is on this machine."""
-        if (last := self.query.get("last_micro_batch")) is not None or not self.checkpoint:
-            return last
-        return max(numbers_in(Path(self.checkpoint.removeprefix("file:")) / "commits"), default=None)
-
-    @property
     def share_above(self) -> float:
         """The larger share of this run's operations or events that were late or rejected."""
         counted = self.totals.counted
@@ -93,7 +86,7 @@ class RunReport:
             "query_id": self.query.get("query_id"),
             "run_id": self.query.get("run_id"),
             "micro_batches": self.totals.batches,
-            "last_micro_batch": self.last_micro_batch,
+            "last_micro_batch": self.query.get("last_micro_batch"),
             "operations_received": counted["received"],
             "events_received": counted["events_received"],
             "outcomes": {name: counted[name] for name in DECIDED if counted[name]},
@@ -135,15 +128,6 @@ class RunReport:
             new.replace(path)
 
 
-def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers of the entries of one of Spark's logs on this machine's disk, ascending."""
-    return sorted(int(each.name) for each in folder.glob("*") if each.name.isdigit())
-
-
 def _instant(ms: float | None) -> str | None:
-    if not ms:
-        return None
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):
-        return None  # Python's datetimes end with the year 9999.
+    at = datetime.fromtimestamp((ms or 0) / 1000, UTC).isoformat(timespec="milliseconds")
+    return at.replace("+00:00", "Z") if ms else None

@@ -19,7 +19,6 @@ from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError, Stor
 from spark_purgatory.job.arguments import settings_from
 from spark_purgatory.job.doctor import as_objects, session_or_finding, show_findings
 from spark_purgatory.job.last_run import NAME as LAST_RUN
-from spark_purgatory.job.run_report import numbers_in
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
@@ -189,8 +188,8 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     # A second look, because a query that is running may have written in the middle of the first.
     if damages_on_disk(folder) and (found := damages_on_disk(folder)):
         raise StorageError(f"checkpoint={checkpoint!r} is damaged. {'; '.join(map(str, found))}")
-    history = tuple(_batch(folder / "offsets" / str(number)) for number in numbers_in(folder / "offsets"))
-    committed = max(numbers_in(folder / "commits"), default=None)
+    history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers_in(folder / "offsets"))
+    committed = max(_numbers_in(folder / "commits"), default=None)
     run = folder / LAST_RUN
     idle_run_ms = run.stat().st_mtime_ns // 1_000_000 if run.is_file() else 0
     if not (folder / CLAIM).is_dir():
@@ -204,6 +203,10 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
     tables = tuple(str(claim.get("path") or claim.get("table")) for claim in claims)
     return QueryStatus(history, committed, tables, ledger, idle_run_ms)
+
+
+def _numbers_in(log: Path) -> list[int]:
+    return sorted(int(each.name) for each in log.glob("*") if each.name.isdigit())
 
 
 def _batch(file: Path) -> MicroBatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,15 +158,12 @@ def test_a_query_that_fails_ends_the_job_with_its_error(failed: int, monkeypatch
     assert failed or not queries[0].isActive
 
 
-def test_a_second_run_is_refused_and_its_report_has_the_last_micro_batch(tmp_path: Path) -> None:
-    (tmp_path / "commits").mkdir()
-    for name in ("metadata", "commits/8", "commits/9", "commits/10"):
-        (tmp_path / name).touch()
+def test_a_second_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metadata").touch()
     with only_run(str(tmp_path)):
         code = run_file(JOB, [f"checkpoint={tmp_path}"], json=str(tmp_path / "run.json"))
         assert code == ExitCode.REFUSED
     facts = json.loads((tmp_path / "run.json").read_text())
-    assert facts["last_micro_batch"] == 10
     assert facts["error"].startswith(f"checkpoint {tmp_path} is used by another run of the job")
 
 
@@ -185,21 +181,3 @@ def test_a_run_with_nothing_new_tells_what_waits_and_is_noted(tmp_path: Path, mo
     assert run_file(JOB, changes, json=str(tmp_path / "run.json")) == ExitCode.RIGHT
     assert json.loads((tmp_path / "run.json").read_text())["waiting"] == 2
     assert noted.stat().st_mtime > 0, "by which status sees this run"
-
-
-def test_a_second_run_waits_if_it_may(tmp_path: Path) -> None:
-    (tmp_path / "metadata").touch()
-    began, ended = threading.Event(), []
-
-    def second() -> None:
-        began.set()
-        with only_run(str(tmp_path), "1 hour"):
-            ended.append("second")
-
-    thread = threading.Thread(target=second)
-    with only_run(str(tmp_path)):
-        thread.start()
-        began.wait()
-        ended.append("first")
-    thread.join()
-    assert ended == ["first", "second"]
