@@ -147,11 +147,11 @@ def page(report: Report) -> str:
     found = report.gauges
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
     where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"
-    waits = _in_order(report.summary.waits_ms)
+    waits, last = _in_order(report.summary.waits_ms), report.history[-1] if report.history else None
     parts = [
         HEAD.substitute(title=html.escape(report.name)),
         f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
-        _card(*last_batch(report.history, found["batch_id"], report.made_ms)),
+        _card(last is not None, *last_batch(last, found["batch_id"], report.made_ms)),
         *(_card(*each(report)) for each in (_nothing_lost, _watermark, _waiting)),
         "<h2>Outcomes</h2>",
         _tiles(report),

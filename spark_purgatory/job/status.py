@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from spark_purgatory.config.units import parse_duration
 from spark_purgatory.doctor.machine import Finding
-from spark_purgatory.errors import START_OVER, ConfigError, PurgatoryError, StorageError
+from spark_purgatory.errors import ConfigError, PurgatoryError, StorageError
 from spark_purgatory.job.arguments import settings_from
 from spark_purgatory.job.doctor import as_objects, session_or_finding, show_findings
 from spark_purgatory.job.last_run import NAME as LAST_RUN
@@ -25,8 +24,6 @@ from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, rea
 from spark_purgatory.spark.sink.table.table_place import CLAIM
 from spark_purgatory.spark.storage.checkpoint_files import body_of, damages_on_disk
 from spark_purgatory.terminal import at_work, say, terminal
-
-LATE, LATE_MS = 3, 60_000  # A query is late after so many of its usual intervals, and this time, without a micro-batch
 
 
 @dataclass(frozen=True)
@@ -55,23 +52,13 @@ def written(seconds: int, how: str) -> str:
         return f"{seconds:,} s after 1970"
 
 
-def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: int) -> tuple[bool, str, str]:
-    """Report whether the query is running, by its last micro-batch and the pace of the earlier ones."""
-    if not history:
-        return False, "No micro-batch has begun", "The query has not run yet."
-    last = history[-1]
-    ago_ms = max(0, now_ms - last.began_ms)
-    every = sorted(later.began_ms - earlier.began_ms for earlier, later in pairwise(history))
-    usual_ms = every[len(every) // 2] if every else 0
-    is_whole = last.batch_id == committed
-    text = f"Micro-batch {last.batch_id:,} began at {instant(last.began_ms)} and is {'not ' * (not is_whole)}committed."
-    text += f" One usually begins every {readable_ms(usual_ms)}." if every else ""
-    is_late = ago_ms > max(LATE * usual_ms, LATE_MS)
-    if is_late and is_whole:
-        text += " The query has ended, or nothing arrives. If it is started now and then, this is its pause."
-    elif is_late:
-        text += " The query stopped within it, or is still at it. The next start runs it again."
-    return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
+def last_batch(last: MicroBatch | None, committed: int | None, now_ms: int) -> tuple[str, str]:
+    """Return the age of the last micro-batch, and a sentence about it."""
+    if last is None:
+        return "No micro-batch has begun", "The query has not run yet."
+    state = "is committed" if last.batch_id == committed else "is not committed: it runs now or at the next start"
+    text = f"Micro-batch {last.batch_id:,} began at {instant(last.began_ms)} and {state}."
+    return f"The last micro-batch began {readable_ms(max(0, now_ms - last.began_ms))} ago", text
 
 
 def show_status(
@@ -102,7 +89,7 @@ def show_status(
             return 2
     if as_json:
         found = {"findings": as_objects(findings)} if spark else {}
-        print(json.dumps({**(facts.as_dict(now_ms) if facts else {}), "alarms": alarms, **found}))
+        print(json.dumps({**(facts.as_dict() if facts else {}), "alarms": alarms, **found}))
     else:
         for line in [*(facts.lines(now_ms) if facts else ()), *alarms]:
             say(console, line)
@@ -122,7 +109,7 @@ def _findings(checkpoint: str, settings: Mapping[str, str], console: Console) ->
 
 
 def _alarms(facts: QueryStatus, max_silence: str | None, max_lag: str | None, now_ms: int) -> list[str]:
-    last = facts.history[-1] if facts.history else None
+    last = facts.last
     began_ms = max(last.began_ms if last else 0, facts.idle_run_ms)
     checks = (
         ("--max-silence", max_silence, "No run and no micro-batch has begun", began_ms),
@@ -140,7 +127,7 @@ def _alarms(facts: QueryStatus, max_silence: str | None, max_lag: str | None, no
 class QueryStatus:
     """The state of a query, and of its sink if it has one, by the files of its checkpoint."""
 
-    history: tuple[MicroBatch, ...]
+    last: MicroBatch | None
     committed: int | None
     tables: tuple[str, ...] = ()
     ledger: Ledger | None = None
@@ -148,9 +135,8 @@ class QueryStatus:
     """The end of the last run, if it had nothing to do or left nothing to do; 0 if that is not known."""
 
     def lines(self, now_ms: int) -> Iterator[str]:
-        _, title, text = last_batch(self.history, self.committed, now_ms)
-        yield f"{title}. {text}"
-        watermark_ms = self.history[-1].watermark_ms if self.history else 0
+        yield ". ".join(last_batch(self.last, self.committed, now_ms))
+        watermark_ms = self.last.watermark_ms if self.last else 0
         yield f"Watermark: {instant(watermark_ms)}" if watermark_ms else "Watermark: none yet, so nothing expires"
         yield from (f"Table: {table}" for table in self.tables)
         if self.ledger is None:
@@ -163,12 +149,10 @@ class QueryStatus:
         is_whole = self.ledger.is_done and not rows
         yield whole if is_whole else f"Staged: {rows:,} rows wait for their file"
 
-    def as_dict(self, now_ms: int) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the status for programs; times are in milliseconds since 1970."""
-        last = self.history[-1] if self.history else None
-        intent = None if self.ledger is None else self.ledger.intent
+        last, intent = self.last, None if self.ledger is None else self.ledger.intent
         return {
-            "is_late": not last_batch(self.history, self.committed, now_ms)[0],
             "last_micro_batch": None if last is None else last.batch_id,
             "last_micro_batch_began_ms": None if last is None else last.began_ms,
             "is_committed": last is not None and last.batch_id == self.committed,
@@ -188,29 +172,21 @@ def _facts(checkpoint: str, folder: Path) -> QueryStatus:
     # A second look, because a query that is running may have written in the middle of the first.
     if damages_on_disk(folder) and (found := damages_on_disk(folder)):
         raise StorageError(f"checkpoint={checkpoint!r} is damaged. {'; '.join(map(str, found))}")
-    history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers_in(folder / "offsets"))
-    committed = max(_numbers_in(folder / "commits"), default=None)
+    begun, committed = (_last_in(folder / name) for name in ("offsets", "commits"))
+    try:
+        text = "" if begun is None else (folder / "offsets" / str(begun)).read_text(encoding="utf-8")
+        last = None if begun is None else MicroBatch.read(begun, text)
+        claims = [dict(json.loads(each.read_text())) for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(f"{checkpoint=} is damaged: run spark-purgatory status --spark for a remedy") from error
     run = folder / LAST_RUN
     idle_run_ms = run.stat().st_mtime_ns // 1_000_000 if run.is_file() else 0
     if not (folder / CLAIM).is_dir():
-        return QueryStatus(history, committed)
-    files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
-    try:
-        claims = [dict(json.loads(each.read_text())) for each in files]
-    except (ValueError, TypeError) as error:
-        what = f"{folder / CLAIM} should name the table of the checkpoint but is damaged"
-        raise ConfigError(f"{what}: bring its file back from a copy, or {START_OVER}") from error
+        return QueryStatus(last, committed)
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
     tables = tuple(str(claim.get("path") or claim.get("table")) for claim in claims)
-    return QueryStatus(history, committed, tables, ledger, idle_run_ms)
+    return QueryStatus(last, committed, tables, ledger, idle_run_ms)
 
 
-def _numbers_in(log: Path) -> list[int]:
-    return sorted(int(each.name) for each in log.glob("*") if each.name.isdigit())
-
-
-def _batch(file: Path) -> MicroBatch:
-    try:
-        return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: run spark-purgatory status --spark for a remedy") from error
+def _last_in(log: Path) -> int | None:
+    return max((int(each.name) for each in log.glob("*") if each.name.isdigit()), default=None)

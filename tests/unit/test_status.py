@@ -47,10 +47,7 @@ def test_status_says_how_a_query_is(checkpoint: Path, capsys: pytest.CaptureFixt
     assert show_status(str(checkpoint), terminal()) == 0
     last, *rest = capsys.readouterr().out.splitlines()
     assert last.startswith("The last micro-batch began ") and "Micro-batch 6 began at 2024-03-01 09:20:58 UTC" in last
-    assert (
-        "and is not committed. One usually begins every 10.0 s. The query stopped within it, or is still at it. "
-        in last
-    )
+    assert "and is not committed: it runs now or at the next start." in last
     assert rest == [
         "Watermark: 2024-03-01 09:19:58 UTC",
         "Table: /lake/outcomes",
@@ -98,7 +95,7 @@ def test_an_entry_of_another_release_and_a_damaged_claim_are_named_with_the_reme
     (checkpoint / "staging" / "table" / "part-0.txt").write_text("{")
     assert show_status(str(checkpoint), terminal()) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "staging/table should name the table of the checkpoint but is damaged: bring its file back" in said
+    assert "is damaged: run spark-purgatory status --spark for a remedy" in said
 
 
 def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
@@ -110,7 +107,6 @@ def test_status_tells_a_program_and_fails_when_a_query_is_silent_or_behind(
     assert alarm.startswith("Alarm: No run and no micro-batch has begun for ")
     assert alarm.endswith("(--max-silence 1 hour)")
     assert found == {
-        "is_late": True,
         "last_micro_batch": 6,
         "last_micro_batch_began_ms": AT + 60_000,
         "is_committed": False,
@@ -169,6 +165,8 @@ def test_what_is_well_is_green_and_in_one_order() -> None:
     assert "<b>The watermark is at 2024-03-01 09:19:58 UTC</b>" in text
     assert "<b>30 wait</b>The oldest was created at" in text
     tiles = text[text.index("<div class='tiles'>") :]
+    old = page(report(made_ms=AT + 7 * 86_400_000))
+    assert "<b>The last micro-batch began 168.0 h ago</b>Micro-batch 9 began at 2024-03-01 09:19:58 UTC" in old
     assert tiles.index("COMPLETED") < tiles.index("EXPIRED"), "the order of the pictures and their legends"
     assert list(COLOURS)[:2] == ["COMPLETED", "EXPIRED"]
     assert ">due<" in text, "a bar of its own"
@@ -181,11 +179,6 @@ def test_what_is_well_is_green_and_in_one_order() -> None:
             {"history": tuple(MicroBatch(n, AT + n, AT) for n in range(10))},
             "<b>The watermark stands at 2024-03-01 09:19:58 UTC</b>",
         ),
-        (
-            {"made_ms": AT + 7 * 86_400_000},
-            "<b>The last micro-batch began 168.0 h ago</b>Micro-batch 9 began at 2024-03-01 09:19:58 UTC and is "
-            "committed. One usually begins every 1 ms. The query has ended, or nothing arrives.",
-        ),
         ({"history": ()}, "<b>No micro-batch has begun</b>"),
         ({"gauges": Gauges(**{**GAUGES, "watermark_ms": 0})}, "<b>There is no watermark yet</b>"),
         (
@@ -196,11 +189,3 @@ def test_what_is_well_is_green_and_in_one_order() -> None:
 )
 def test_what_is_not_well_is_orange(changes: dict[str, Any], says: str) -> None:
     assert f"<div class='verdict warn'>{says}" in page(report(**changes))
-
-
-def test_a_query_of_a_slow_trigger_is_not_late_within_three_of_its_intervals() -> None:
-    slow = tuple(MicroBatch(n, AT - (10 - n) * 600_000, AT - 9 + n) for n in range(10))
-    assert "verdict warn" not in page(report(history=slow, made_ms=AT + 900_000))
-    late = page(report(history=slow, made_ms=AT + 1_900_000))
-    assert "verdict warn'><b>The last micro-batch began 41.7 min ago</b>" in late and "every 10.0 min." in late
-    assert "is not committed" in page(report(history=(*slow, MicroBatch(10, AT, AT))))
