@@ -1,6 +1,6 @@
 """The file for spark-submit; where nothing has to be submitted, ``spark-purgatory run FILE`` is the same.
 
-    spark-submit jobs/await_completion.py conf/orders.yaml
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/await_completion.py conf/orders.yaml
     python -m jobs.await_completion conf/orders.yaml --set trigger.processingTime="5 seconds"
 
 The Python that runs it must have the package: ``pip install 'spark-purgatory[cli,spark]'``.

@@ -1,10 +1,5 @@
-"""The job's Spark session: Delta on the classpath however the job was started, and settings that fit it.
-
-1. ``spark-purgatory run`` or ``python -m jobs.await_completion``: there is no JVM yet. Ours is started with the Delta
-   jars (downloaded once).
-2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is used.
-3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for it. If its
-   master is local, its settings are handed to a JVM of our own, as in 1; if not, the error has the remedy.
+"""The job's Spark session, with settings that fit it. A JVM of our own gets the jars of Delta, downloaded once; that of
+``spark-submit --packages io.delta:... jobs/await_completion.py`` is used as it is.
 """
 
 from __future__ import annotations
@@ -54,8 +49,6 @@ QUIET = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "f
 BOTH_EXTENSIONS = {"spark.sql.extensions": f"{EXTENSION},{ICEBERG}"}
 # They print every error of Spark's analysis as five thousand characters of JSON; the commands print it in a line
 TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-# Settings of spark-submit about the process that it started, of no use to another one
-NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 
 def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, short: bool = False) -> dict[str, str]:
@@ -89,20 +82,10 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None, s
 def build_session(config: JobConfig, jvm_log: Path | None = None, short: bool = False) -> SparkSession:
     """Start or join the session, ``short`` for minutes; our own JVM writes into ``jvm_log`` what it would print."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    submitted = _submitted_settings()
-    if submitted is not None and submitted.pop(EXTENSION, ""):
+    if (submitted := _submitted_settings()) is not None:
         return _session_with(settings_of(config, submitted))
-    settings = settings_of(config, submitted, short)
-    if submitted is not None:
-        if not settings["spark.master"].startswith("local"):
-            raise ConfigError(
-                f"Delta's jars are not on the classpath of the Spark at {settings['spark.master']!r}: "
-                f"spark-submit --packages {delta_package(pyspark.__version__)} jobs/await_completion.py ..."
-            )
-        for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
-            os.environ.pop(name, None)
     with _stderr_into(jvm_log):
-        return _session_with(settings, packages=_packages(config))
+        return _session_with(settings_of(config, short=short), packages=_packages(config))
 
 
 def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, delta: bool = False) -> SparkSession:
@@ -184,17 +167,20 @@ def _packages(config: JobConfig) -> list[str]:
 
 
 def _submitted_settings() -> dict[str, str] | None:
-    """Settings of the JVM that spark-submit started for us, or None; with the key `EXTENSION` if it can load Delta."""
+    """Settings of the JVM that spark-submit started for us, or None. Raises ConfigError if it cannot load Delta."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     gateway = java_gateway.launch_gateway()
     spark = gateway.jvm.org.apache.spark
     settings = {pair._1(): pair._2() for pair in spark.SparkConf(True).getAll()}
-    settings = {name: value for name, value in settings.items() if not name.startswith(NOT_HANDED_ON)}
-    if spark.util.Utils.classIsLoadable(EXTENSION):
-        settings[EXTENSION] = "loadable"
+    has_delta = spark.util.Utils.classIsLoadable(EXTENSION)
     gateway.close()
-    return settings
+    if not has_delta:
+        raise ConfigError(
+            "Delta's jars are not on the classpath of spark-submit: "
+            f"spark-submit --packages {delta_package(pyspark.__version__)} jobs/await_completion.py ..."
+        )
+    return {name: value for name, value in settings.items() if not name.startswith("spark.app.")}
 
 
 @contextmanager
