@@ -167,14 +167,11 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
     return found
 
 
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows redirects on the registry's own server, also from http to https: no other server may see user_info."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows none: another server may not see user_info."""
 
-    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
-        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(answer[-1])
-        same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
-        secured = (old.scheme, new.scheme) == ("http", "https") and {old.port, new.port} <= {None, 80, 443}
-        return super().redirect_request(req, *answer) if same or (secured and old.hostname == new.hostname) else None
+    def redirect_request(self, *answer: Any) -> None:
+        return None
 
 
 def _asked(registry: Registry, path: str, field: str) -> Any:
@@ -183,10 +180,10 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         given = base64.b64encode(registry.user_info.get_secret_value().encode()).decode()
         request.add_header("Authorization", f"Basic {given}")
     try:
-        with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
-        elsewhere = f"the registry redirects to another server (HTTP {error.code}): give that server's address as url"
+        elsewhere = f"the registry redirects (HTTP {error.code}): give the address to which it does as url"
         faults = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
         faults |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
         raise wrong(field, path, faults.get(error.code, f"the registry answers with HTTP {error.code}")) from error

@@ -163,8 +163,9 @@ def page(report: Report) -> str:
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
         _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         "<h2>Table and state</h2>",
-        f"<p>{files_line(report.summary.file_bytes)}.</p>",
-        _facts(report),
+        f"<p>{files_line(report.summary.file_bytes)}. State: {readable_bytes(found['state_bytes'])} in "
+        f"{found['shards']:,} shards, the largest {readable_bytes(found['largest_shard_state_bytes'])} with "
+        f"{found['largest_shard_pending']:,} waiting.</p>",
         f"<p class='sub'>If something looks wrong: <a href='{LOOKS_WRONG}'>what to look at</a>. "
         f"Written by spark_purgatory {__version__}.</p></main></body></html>\n",
     ]
@@ -233,18 +234,10 @@ def _bin_name(at: int) -> str:
     return f"< {_bound(at)}" if at < len(BOUNDS_MS) else f">= {_bound(at - 1)}"
 
 
-def _facts(report: Report) -> str:
-    found = report.gauges
-    largest = f"{readable_bytes(found['largest_shard_state_bytes'])}, {found['largest_shard_pending']:,} waiting"
-    state = f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"
-    rows = [("State", state), ("Largest shard", largest), ("Entries in lists of watchers", f"{found['watched']:,}")]
-    return _table((), rows)
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if head else ""
+    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<div class='wide'><table>{top}{body}</table></div>"
 

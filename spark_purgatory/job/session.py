@@ -113,12 +113,8 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     builder: Any = SparkSession.builder.config(map=dict(settings))
     if packages is not None:
-        try:
-            from delta import configure_spark_with_delta_pip
-        except ModuleNotFoundError as error:
-            if error.name != "delta":
-                raise
-            raise ConfigError("there is no module 'delta': pip install 'spark-purgatory[spark]'") from error
+        from delta import configure_spark_with_delta_pip
+
         packages = [*packages, *filter(None, settings.get(PACKAGES, "").split(","))]
         builder = configure_spark_with_delta_pip(builder, extra_packages=packages)
     try:
