@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -99,8 +99,6 @@ def demo(
     dir: Annotated[Path | None, option(help="Folder of the demo, kept if named. [default: a temporary one]")] = None,
     operations: Annotated[int, typer.Option(min=1000, help="Orders to make up.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same orders.")] = 7,
-    keep: Annotated[bool, typer.Option(help="Keep a temporary folder too.")] = False,
-    format: Annotated[Literal["delta", "iceberg"], typer.Option(help="Format: delta or iceberg.")] = "delta",
 ) -> None:
     """Send sample orders into a table, and recount them in SQL.
 
@@ -109,8 +107,7 @@ def demo(
     require_spark("The demo")
     from spark_purgatory.demo.runner import run_demo
 
-    kept = keep or dir is not None
-    raise typer.Exit(run_demo(dir, terminal(), operations=operations, seed=seed, keep=kept, format=format))
+    raise typer.Exit(run_demo(dir, terminal(), operations=operations, seed=seed))
 
 
 @app.command()

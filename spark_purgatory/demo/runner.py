@@ -105,50 +105,45 @@ if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
     # Another Java ignores the archive, and would report that on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
 QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA}
-OURS = ("landing", "outcomes", "lake", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
-
-ICEBERG_TABLE = "lake.demo.outcomes"  # In a catalog of the demo's own, in its folder
+OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)  # a demo writes and removes only these
 
 
-def run_demo(folder: Path | None, console: Console, *, keep: bool, format: str = "delta", **wanted: int) -> int:
-    """Run the demo, in a temporary folder if none is given, and return its exit code."""
-    folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
-    code = guarded(console, lambda: _run(folder, wanted, format, console))
-    if code == 0 and not keep:
+def run_demo(named: Path | None, console: Console, **wanted: int) -> int:
+    """Run the demo, in a temporary folder if none is named, and return its exit code."""
+    folder = named or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
+    code = guarded(console, lambda: _run(folder, wanted, console))
+    if code == 0 and named is None:
         _remove(folder)
         say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
     elif folder.exists():
         say(console, f"Kept: {folder}")
-    if code == 0 and keep:
+    if code == 0 and named is not None:
         say(console, "What still waits, and one page on the query:")
         say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
-        if format == "delta":
-            say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
+        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
     return code
 
 
-def _run(folder: Path, wanted: dict[str, int], format: str, console: Console) -> int:
+def _run(folder: Path, wanted: dict[str, int], console: Console) -> int:
     started = time.monotonic()
     with writing_to("--dir", folder):
         _land(folder, wanted, console)
-    config = demo_config(folder, format)
+    config = demo_config(folder)
     log = folder / "spark.log"
-    starting = f"Starting Spark (the first time it downloads {format.title()}'s jars, about half a minute)"
+    starting = "Starting Spark (the first time it downloads Delta's jars, about half a minute)"
     if not console.is_terminal:
         console.print(starting)
     with at_work(console, starting):
         spark = build_session(config, log)
-    if format == "iceberg":
-        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {ICEBERG_TABLE.rpartition('.')[0]}")
     stop = StopRequest()
     stop.listen()
     summary = run(spark, config, console, stop, log)
     if stop.signal is not None:
         return ExitCode.INTERRUPTED
     with at_work(console, "Counting the landing files in SQL"):
-        counted = recount(spark, folder / "landing", folder / "outcomes" if format == "delta" else ICEBERG_TABLE)
+        counted = recount(spark, folder / "landing", folder / "outcomes")
     spark.stop()
-    return _judge(summary, counted, time.monotonic() - started, console, f"{format.title()} table")
+    return _judge(summary, counted, time.monotonic() - started, console)
 
 
 def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
@@ -173,7 +168,7 @@ def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
     say(console, f"{counts} below {folder / 'landing'}")
 
 
-def demo_config(folder: Path, format: str = "delta") -> JobConfig:
+def demo_config(folder: Path) -> JobConfig:
     places = {
         "operations.source.path": "landing/orders",
         "completions.source.path": "landing/payments",
@@ -181,22 +176,17 @@ def demo_config(folder: Path, format: str = "delta") -> JobConfig:
         "checkpoint": "checkpoint",
     }
     settings = [f"{field}={json.dumps(str(folder / at))}" for field, at in places.items()]
-    if format == "iceberg":
-        catalog = "spark.spark.sql.catalog.lake"
-        settings += [f"output={json.dumps({'table': ICEBERG_TABLE, 'format': format})}"]
-        settings += [f"{catalog}=org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type=hadoop"]
-        settings += [f"{catalog}.warehouse={json.dumps(str(folder / 'lake'))}"]
     return load_config(CONF, [*settings, *(f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items())])
 
 
-def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console, there: str) -> int:
+def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console) -> int:
     pending = summary.tally.pending if summary else 0
     waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
     wrong = abs(waiting - pending) + sum(status.different for status in counted.values())
     rows = {name: (status.expected, status.found) for name, status in sorted(counted.items())}
     table = Table(title="Counted again from the landing files, in plain SQL", title_justify="left")
     table.add_column("status")
-    for name in ("landing files", there, ""):
+    for name in ("landing files", "Delta table", ""):
         table.add_column(name, justify="right")
     for name, (expected, found) in {**rows, "pending (in the state)": (waiting, pending)}.items():
         table.add_row(name, f"{expected:,}", f"{found:,}", "=" if expected == found else "DIFFERS")

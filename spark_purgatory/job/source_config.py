@@ -22,10 +22,7 @@ WHOLE_NUMBERS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions"
 VALUES = {  # Patterns of values that Spark would refuse when the job runs, and their words
     **dict.fromkeys(WHOLE_NUMBERS, ("0*[1-9][0-9]*", "a whole number of at least 1")),
     "failOnDataLoss": ("true|false", "true or false"),
-    "startingOffsets": (
-        r"earliest|latest|\{.*\}",
-        'earliest, latest, or JSON such as {"orders": {"0": 23}}',
-    ),
+    "startingOffsets": (r"earliest|latest|\{.*\}", 'earliest, latest, or JSON such as {"orders": {"0": 23}}'),
 }
 BROKERS = "kafka.bootstrap.servers"
 BROKER = re.compile(r"(?:[\w+.-]+://)?\[?[\w.%:-]+\]?:(\d+)", re.ASCII)  # As Kafka reads an address

@@ -137,13 +137,7 @@ def verdict(summary: Summary) -> str:
 
 
 def files_line(file_bytes: list[int]) -> str:
-    count = len(file_bytes)
-    if count < 2:
-        return f"Files: 1 of {readable_bytes(file_bytes[0])}" if file_bytes else "Files: none"
-    return (
-        f"Files: {count:,}, together {readable_bytes(sum(file_bytes))}: {readable_bytes(file_bytes[0])} to "
-        f"{readable_bytes(file_bytes[-1])} each, the median {readable_bytes(file_bytes[count // 2])}"
-    )
+    return f"Files: {len(file_bytes):,} with {readable_bytes(sum(file_bytes))}"
 
 
 # Rows that others have removed from the table, by its history: a DELETE is not a loss of the job.

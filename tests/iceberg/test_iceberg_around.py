@@ -1,11 +1,9 @@
-"""What lies around the sink, on Iceberg tables: claims, renames, metrics, the demo, a REST catalog."""
+"""What lies around the sink, on Iceberg tables: claims, renames, metrics, a REST catalog."""
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,15 +104,6 @@ def test_metrics_count_what_a_drain_brings_beside_others(stream: Stream) -> None
     query.stop()
     assert found["drained_rows_total"] == 30 and found["drained_files_total"] == 4
     assert found["drained_bytes_total"] > 0 and found["staged_bytes"] == 0
-
-
-def test_the_demo_counts_an_iceberg_table(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "spark_purgatory", "demo", "--format", "iceberg", "--operations", "2000"]
-    line += ["--dir", str(tmp_path / "demo")]
-    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-2000:]
-    assert "Iceberg table" in ran.stdout and "OK: every order has one outcome" in ran.stdout
-    assert list((tmp_path / "demo" / "lake").rglob("*.avro"))
 
 
 def test_a_rest_catalog_has_each_row_once_after_runs_that_end_anywhere(

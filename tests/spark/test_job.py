@@ -369,7 +369,7 @@ def test_the_demo_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
     said = StringIO()
     stranger = tmp_path / "thesis.txt"
     stranger.touch()
-    code = run_demo(tmp_path, Console(file=said, width=200), operations=1000, seed=1, keep=False)
+    code = run_demo(tmp_path, Console(file=said, width=200), operations=1000, seed=1)
     assert code == ExitCode.REFUSED
     assert "is in use, because it contains thesis.txt" in said.getvalue()
     stranger.unlink()
@@ -377,6 +377,6 @@ def test_the_demo_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "landing")
     (tmp_path / "demo.json").write_text('{"operations": 1000, "seed": 1}', encoding="utf-8")
     console = Console(file=said, width=200)
-    assert run_demo(tmp_path, console, operations=1000, seed=2, keep=False) == ExitCode.REFUSED
+    assert run_demo(tmp_path, console, operations=1000, seed=2) == ExitCode.REFUSED
     assert "has a demo of 1,000 operations with seed 1" in said.getvalue()
     assert (tmp_path / "landing").exists()

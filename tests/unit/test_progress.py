@@ -94,8 +94,8 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ([3_900_000], "Files: 1 of 3.7 MiB"),
-        ([1 << 20, 3 << 20, 4 << 20], "Files: 3, together 8.0 MiB: 1.0 MiB to 4.0 MiB each, the median 3.0 MiB"),
+        ([3_900_000], "Files: 1 with 3.7 MiB"),
+        ([1 << 20, 3 << 20, 4 << 20], "Files: 3 with 8.0 MiB"),
     ],
 )
 def test_files_are_told_in_a_sentence(sizes: list[int], says: str, console: Console) -> None:

@@ -109,7 +109,7 @@ def test_every_word_of_a_command_reaches_what_carries_it_out(name: str, monkeypa
         if getattr(each, "is_flag", False):
             flags.append(each.opts[0])
         else:
-            values.append({"fail_above": "0.17", "format": "iceberg"}.get(each.name, str(number)))
+            values.append({"fail_above": "0.17"}.get(each.name, str(number)))
             words = [values[-1]] if each.param_type_name == "argument" else [each.opts[0], values[-1]]
             whole += words
             needed += words * each.required
