@@ -209,7 +209,7 @@ def pending(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     how: dict[str, Any] = {"batch_id": batch_id, "prefix": prefix, "as_json": json}
     asked = PendingRequest(checkpoint, where, order_by, names, limit, settings=conf or [], **how)
-    raise typer.Exit(guarded_reading(checkpoint, show_pending, asked, terminal()))
+    raise typer.Exit(guarded_reading(show_pending, asked, terminal()))
 
 
 @app.command()
@@ -231,7 +231,7 @@ def report(
     from spark_purgatory.job.commands import guarded_reading, write_report
 
     given = (checkpoint, table, output, conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, write_report, *given, name=name, prefix=prefix))
+    raise typer.Exit(guarded_reading(write_report, *given, name=name, prefix=prefix))
 
 
 @app.command()
@@ -245,7 +245,7 @@ def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, co
     from spark_purgatory.job.commands import guarded_reading, show_repair
 
     given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
-    raise typer.Exit(guarded_reading(checkpoint, show_repair, *given))
+    raise typer.Exit(guarded_reading(show_repair, *given))
 
 
 @app.command()
@@ -272,7 +272,7 @@ def rebuild(
 
     request = RebuildRequest(event_time_start, event_time_end, missing_files_ok)
     given = (job_file, set_ or (), request, Consent(dry_run, yes), terminal())
-    raise typer.Exit(guarded_reading(str(job_file), show_rebuild, *given))
+    raise typer.Exit(guarded_reading(show_rebuild, *given))
 
 
 @app.command()
@@ -295,4 +295,4 @@ def move(
 
     given = (job_file, set_ or (), Consent(dry_run, yes), terminal())
     how: dict[str, Any] = {"source": source, "partitions": partitions, "where": where}
-    raise typer.Exit(guarded_reading(source, show_move, *given, **how))
+    raise typer.Exit(guarded_reading(show_move, *given, **how))

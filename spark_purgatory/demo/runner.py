@@ -22,8 +22,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.run_report import ExitCode
-from spark_purgatory.job.runner import guarded, run
+from spark_purgatory.job.run_report import ExitCode, guarded
+from spark_purgatory.job.runner import run
 from spark_purgatory.job.session import ROOT, SHORT_JAVA, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary

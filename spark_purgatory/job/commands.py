@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
-from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from, writing_to
-from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.one_run import only_run
+from spark_purgatory.job.run_report import guarded
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
 from spark_purgatory.job.status import instant
@@ -33,23 +34,12 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.repair import conflicts, repair
 from spark_purgatory.terminal import at_work, printable, say, terminal
 
-EXIT_FAILED, EXIT_WRONG = 1, 2
 P = ParamSpec("P")
 
 
-def guarded_reading(place: str, read: Callable[P, None], *given: P.args, **named: P.kwargs) -> int:
-    """Call ``read`` and return the exit code. An error goes to stderr in one line, a job file's in several."""
-    errors = terminal(stderr=True)
-    try:
-        read(*given, **named)
-    except (PurgatoryError, AnalysisException) as error:
-        text = sentence_of(error)
-        say(errors, text if isinstance(error, JobConfigError) else text.splitlines()[0])
-        return EXIT_WRONG
-    except PySparkException as error:
-        say(errors, f"Spark could not read {place}: {sentence_of(error)}")
-        return EXIT_FAILED
-    return 0
+def guarded_reading(read: Callable[P, None], *given: P.args, **named: P.kwargs) -> int:
+    """Call ``read`` and return the exit code."""
+    return guarded(terminal(stderr=True), partial(read, *given, **named))
 
 
 def started(settings: Sequence[str], console: Console, delta: bool = False) -> SparkSession:

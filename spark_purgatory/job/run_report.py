@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
+from rich.console import Console
 
 from spark_purgatory.errors import PurgatoryError, sentence_of
 from spark_purgatory.job.arguments import writing_to
@@ -16,6 +21,7 @@ from spark_purgatory.job.progress import Query, Totals
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.schema import DECIDED
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.terminal import say
 
 
 class ExitCode(IntEnum):
@@ -66,7 +72,7 @@ class RunReport:
     def exit_code(self, fail_above: float | None = None) -> ExitCode:
         """Return the exit code of a run that was not interrupted."""
         if self.error is not None:
-            refused = not self.query and isinstance(self.error, PurgatoryError)
+            refused = not self.query and isinstance(self.error, (PurgatoryError, AnalysisException))
             return ExitCode.REFUSED if refused else ExitCode.FAILED
         if self.summary is not None and not self.summary.adds_up:
             return ExitCode.DOES_NOT_ADD_UP
@@ -126,6 +132,17 @@ class RunReport:
         with writing_to("--textfile", path):
             new.write_text("".join(lines), encoding="utf-8")
             new.replace(path)
+
+
+def guarded(console: Console, body: Callable[[], int | None], report: RunReport | None = None) -> int:
+    """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
+    report = RunReport() if report is None else report
+    try:
+        return body() or ExitCode.RIGHT
+    except (PurgatoryError, PySparkException, Py4JError) as error:
+        report.error = error
+        say(console, sentence_of(error), style="red")
+        return report.exit_code()
 
 
 def _instant(ms: float | None) -> str | None:

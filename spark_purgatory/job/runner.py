@@ -6,20 +6,20 @@ A rerun with the same checkpoint loses nothing. A table has each outcome once, a
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
-from spark_purgatory.errors import PurgatoryError, SourceError, sentence_of, without_login
+from spark_purgatory.errors import SourceError, without_login
 from spark_purgatory.job import dead_letters
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.config_file import load_config
@@ -27,7 +27,7 @@ from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.last_run import nothing_new, table_version_of, write_last_run
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.progress import ProgressDisplay, Query
-from spark_purgatory.job.run_report import ExitCode, RunReport
+from spark_purgatory.job.run_report import ExitCode, RunReport, guarded
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
@@ -251,17 +251,6 @@ def kafka_fault(message: str, config: JobConfig) -> str | None:
             "(no controller's), and do the security options fit? Nothing was lost: start the job again when it answers"
         )
     return None
-
-
-def guarded(console: Console, body: Callable[[], int], report: RunReport | None = None) -> int:
-    """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
-    report = RunReport() if report is None else report
-    try:
-        return body()
-    except (PurgatoryError, PySparkException, Py4JError) as error:
-        report.error = error
-        say(console, sentence_of(error), style="red")
-        return report.exit_code()
 
 
 def run_file(

@@ -17,7 +17,8 @@ from rich.console import Console
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import sentence_of
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.runner import guarded, run
+from spark_purgatory.job.run_report import guarded
+from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR

@@ -116,7 +116,7 @@ def test_a_job_file_that_a_command_reads_is_refused_with_all_its_problems(capsys
     def read() -> None:
         load_config("conf/orders.yaml", ["operations.timeuot=1", "output.ligner=1 second"])
 
-    assert guarded_reading("the checkpoint", read) == 2
+    assert guarded_reading(read) == 2
     assert "did you mean 'timeout'" in (said := capsys.readouterr().err)
     assert "did you mean 'linger'" in said
 
