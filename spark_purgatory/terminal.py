@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 # Characters that a terminal obeys instead of showing them, except for line ends and tabs.
@@ -50,6 +52,16 @@ def _lines(line: str, width: int) -> str:
     """Cut a line between words, with its indent in all parts; a long path stays whole."""
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of a name and numbers in each row."""
+    made = Table(title=title, title_justify="left")
+    for i, name in enumerate(head):
+        made.add_column(name, justify="right" if i else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def at_work(console: Console, what: str) -> AbstractContextManager[object]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from spark_purgatory.demo.landing import write_landing
 from spark_purgatory.errors import ConfigError
@@ -27,7 +26,7 @@ from spark_purgatory.job.runner import run
 from spark_purgatory.job.session import ROOT, SHORT_JAVA, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
-from spark_purgatory.terminal import at_work, say
+from spark_purgatory.terminal import at_work, say, table
 
 # The demo's check: the landing folders are counted again, in plain SQL that shares no code with the package.
 
@@ -184,13 +183,10 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
     waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
     wrong = abs(waiting - pending) + sum(status.different for status in counted.values())
     rows = {name: (status.expected, status.found) for name, status in sorted(counted.items())}
-    table = Table(title="Counted again from the landing files, in plain SQL", title_justify="left")
-    table.add_column("status")
-    for name in ("landing files", "Delta table", ""):
-        table.add_column(name, justify="right")
-    for name, (expected, found) in {**rows, "pending (in the state)": (waiting, pending)}.items():
-        table.add_row(name, f"{expected:,}", f"{found:,}", "=" if expected == found else "DIFFERS")
-    console.print(table)
+    rows["pending (in the state)"] = waiting, pending
+    cells = [(name, f"{a:,}", f"{b:,}", "=" if a == b else "DIFFERS") for name, (a, b) in rows.items()]
+    title = "Counted again from the landing files, in plain SQL"
+    console.print(table(title, ("status", "landing files", "Delta table", ""), cells))
     if not wrong and summary is not None and summary.conserved:
         console.print(f"OK: every order has one outcome, and it is the right one. {seconds:.0f} s.", style="green")
         return 0

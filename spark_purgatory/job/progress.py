@@ -32,16 +32,17 @@ class Totals:
 
     pending: int = 0
     batches: int = 0
-    by_status: Counter[str] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)  # All counters by name, with those of `REJECTION_COUNTERS`
 
     def add(self, counters: dict[str, Any]) -> None:
         self.counted.update(counters.pop("rejections", None) or {})
         self.counted.update({name: count or 0 for name, count in counters.items()})
-        decided = {name.upper(): count for name in DECIDED if (count := counters.get(name))}
         self.batches += 1
-        self.pending += (counters.get("received") or 0) - sum(decided.values())
-        self.by_status.update(decided)
+        self.pending += (counters.get("received") or 0) - sum(counters.get(name) or 0 for name in DECIDED)
+
+    @property
+    def by_status(self) -> dict[str, int]:
+        return {name.upper(): self.counted[name] for name in DECIDED if self.counted[name]}
 
 
 class ProgressDisplay:

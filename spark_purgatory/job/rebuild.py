@@ -18,7 +18,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
-from rich.table import Table
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError
@@ -38,7 +37,7 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.table.formats import with_format
 from spark_purgatory.spark.storage.checkpoint_files import entry_of, is_within_a_batch, next_batch
 from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal
-from spark_purgatory.terminal import at_work, say
+from spark_purgatory.terminal import at_work, say, table
 
 OPEN_ID = "spark_purgatory_open_id"
 PREFIX = "spark_purgatory_waiting_"
@@ -258,13 +257,9 @@ def _show(config: JobConfig, request: RebuildRequest, consent: Consent, console:
     with at_work(console, "Deciding all rows of the sources again"):
         rebuild = planned(spark, config, request)
         counts = rebuild.counts
-    table = Table(title=f"Outcomes as of watermark {instant(rebuild.as_of_ms)}", title_justify="left")
-    table.add_column("status")
-    for name in ("in the table", "decided again"):
-        table.add_column(name, justify="right")
-    for status, rows in counts.items():
-        table.add_row(status, *(f"{count:,}" for count in rows))
-    console.print(table)
+    rows = [(status, f"{before:,}", f"{after:,}") for status, (before, after) in counts.items()]
+    title = f"Outcomes as of watermark {instant(rebuild.as_of_ms)}"
+    console.print(table(title, ("status", "in the table", "decided again"), rows))
     if rebuild.waiting:
         say(
             console,

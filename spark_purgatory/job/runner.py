@@ -29,7 +29,7 @@ from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.progress import ProgressDisplay, Query
 from spark_purgatory.job.run_report import ExitCode, RunReport, guarded
 from spark_purgatory.job.session import build_session
-from spark_purgatory.job.source_config import BROKERS, KafkaSource
+from spark_purgatory.job.source_config import BROKERS
 from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import (
@@ -42,7 +42,7 @@ from spark_purgatory.job.summary import (
     warnings_of,
 )
 from spark_purgatory.spark.checkpoint.pending import counted
-from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, is_checkpoint, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint, shard_states
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.operator.field_types import key_text
@@ -57,13 +57,21 @@ from spark_purgatory.terminal import at_work, say, terminal
 
 POLL_SECONDS = 0.25  # How often progress is read, and how long a signal waits at most
 AS_JSON = {"ignoreNullFields": "false"} | MICROSECONDS  # Every record has all fields, and times as exact as Spark's
-NO_TOPIC = "UnknownTopicOrPartitionException"
-NO_BROKER = (
-    "Timed out waiting for a node assignment",
-    "Failed to create new KafkaAdminClient",
-    "The node does not support METADATA",
-    "Timeout expired while fetching topic metadata",
+NO_TOPIC = (
+    "the brokers have no topic of a name that is in the job's file, in a source or in output. Make the topic, or "
+    "correct the name, and start the job again; the checkpoint may stay"
 )
+NO_BROKER = (
+    f"no Kafka broker answers at {BROKERS} in the options of a source or of output: is the address right, is it a "
+    "broker's (no controller's), and do the security options fit? Nothing was lost: start the job again when it answers"
+)
+KAFKA_FAULTS = {  # By what is in Spark's error, which does not name the file's fields
+    "UnknownTopicOrPartitionException": NO_TOPIC,
+    "Timed out waiting for a node assignment": NO_BROKER,
+    "Failed to create new KafkaAdminClient": NO_BROKER,
+    "The node does not support METADATA": NO_BROKER,
+    "Timeout expired while fetching topic metadata": NO_BROKER,
+}
 
 
 def run(
@@ -107,7 +115,7 @@ def run(
             finally:
                 report.see(query)
     except StreamingQueryException as error:
-        if fault := kafka_fault(str(error), config):
+        if fault := kafka_fault(str(error)):
             raise SourceError(fault) from error
         raise
     finally:
@@ -165,20 +173,20 @@ def _end(
     is_stopped: bool,
 ) -> None:
     version = table_version_of(config)
-    tally, report.gauges = _counted(spark, config.checkpoint) or (JobTally(), {})
+    tally, report.gauges = _counted(spark, config.checkpoint)
     summary = report.summary = _summarise(spark, config, sink, console, tally)
     if summary is not None and not is_stopped:
         write_last_run(spark, config, version, summary, report.gauges)
 
 
-def _counted(spark: SparkSession, checkpoint: str) -> tuple[JobTally, dict[str, Any]] | None:
-    """Count a checkpoint's operations; None if no micro-batch is committed or Spark cannot read such a path."""
+def _counted(spark: SparkSession, checkpoint: str) -> tuple[JobTally, dict[str, Any]]:
+    """Count a checkpoint's operations, which are none if no micro-batch is committed."""
     try:
         states = shard_states(spark, checkpoint)
-    except (NoCheckpointError, StateReaderError):
-        return None
+    except NoCheckpointError:
+        states = None
     if states is None:
-        return None
+        return JobTally(), {}
     found, received, decided = counted(states)
     return JobTally(received, decided, found["pending"]), dict(found)
 
@@ -233,24 +241,8 @@ def topic_records(outcomes: DataFrame, id_column: str) -> DataFrame:
     return outcomes.select(key.alias("key"), value.alias("value"))
 
 
-def kafka_fault(message: str, config: JobConfig) -> str | None:
-    """Return the fault of the job's topics or brokers, whose fields Spark does not name; None without one."""
-    sources = {"operations": config.operations.source, "completions": config.completions.source}
-    read = {name: source for name, source in sources.items() if isinstance(source, KafkaSource)}
-    if NO_TOPIC in message:
-        topics = [f"{name}.source.topic ({', '.join(source.topic)})" for name, source in read.items() if source.topic]
-        topics += [f"output.topic ({config.output.topic})"] * bool(config.output.topic)
-        return (
-            f"the brokers have no topic of one of these names: {' or '.join(topics)}. Make the topic, or correct the "
-            "name, and start the job again; the checkpoint may stay"
-        )
-    if any(text in message for text in NO_BROKER):
-        options = [f"{name}.source.options" for name in read] + ["output.options"] * bool(config.output.topic)
-        return (
-            f"no Kafka broker answers at {BROKERS} of {' or '.join(options)}: is the address right, is it a broker's "
-            "(no controller's), and do the security options fit? Nothing was lost: start the job again when it answers"
-        )
-    return None
+def kafka_fault(message: str) -> str | None:
+    return next((fault for text, fault in KAFKA_FAULTS.items() if text in message), None)
 
 
 def run_file(

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
-from rich.table import Table
 
 from spark_purgatory.job.progress import Totals
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.schema import rejected_text
 from spark_purgatory.spark.operator.query_watch import LATE_SHARE
 from spark_purgatory.spark.sink.table.target import Target
-from spark_purgatory.terminal import say
+from spark_purgatory.terminal import say, table
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 NOTHING_LOST = "Nothing lost"
@@ -71,15 +70,13 @@ def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: 
 
 
 def print_summary(console: Console, summary: Summary, target: str) -> None:
-    table = Table(title=f"Outcomes in {target}", title_justify="left")
-    table.add_column("status")
-    for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
-        table.add_column(name, justify="right")
-    operations = {status: count for status, count in summary.by_status.items() if status != "ORPHAN"}
-    for status, count in operations.items():
-        waits = [readable_ms(wait) for wait in summary.waits_ms.get(status, [])]
-        table.add_row(status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waits)
-    console.print(table)
+    rows = []
+    for status, count in summary.by_status.items():
+        if status != "ORPHAN":
+            waited = map(readable_ms, summary.waits_ms.get(status, ()))
+            rows.append((status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waited))
+    waits = [f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES]
+    console.print(table(f"Outcomes in {target}", ("status", "operations", "share", *waits), rows))
     if orphans := summary.by_status.get("ORPHAN"):
         say(console, f"Also {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
     say(console, files_line(summary.file_bytes))
