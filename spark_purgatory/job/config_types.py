@@ -73,16 +73,6 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
     one_of: ClassVar[tuple[str, ...]] = ()  # Exactly one of these fields must be given
 
-    @classmethod
-    def long_form(cls, given: Any) -> Any:
-        """Return the section with its fields' names, which people may leave out."""
-        return given
-
-    @model_validator(mode="before")
-    @classmethod
-    def _in_full(cls, given: Any) -> Any:
-        return cls.long_form(given)
-
     def made(self) -> Any:
         """Return the library's own object of the section. Raises ConfigError or ValueError for what cannot work."""
 

@@ -121,8 +121,9 @@ class CriterionSection(Model):
 
     by_row: ByRowSection | None = None
 
+    @model_validator(mode="before")
     @classmethod
-    def long_form(cls, given: Any) -> Any:
+    def _long_form(cls, given: Any) -> Any:
         """Return ``any_key`` as a field without a value."""
         if not isinstance(given, str):
             return given
@@ -133,7 +134,7 @@ class CriterionSection(Model):
         return {given: None}
 
     @model_serializer
-    def short_form(self) -> Any:
+    def _short_form(self) -> Any:
         [(rule, need)] = _given(self).items()
         return rule if need is None else {rule: need}
 

@@ -169,7 +169,7 @@ def test_a_topic_that_is_not_there_and_a_broker_that_is_not_are_named(tmp_path: 
         assert "operations.source.topic (orders) or completions.source.topic (payments)" in said
         assert "STREAM_FAILED" not in said
     said = ends_with(broker.address)
-    assert "no Kafka broker answers at kafka.bootstrap.servers of operations.source.options" in said
+    assert "no Kafka broker answers at kafka.bootstrap.servers in the options" in said
 
 
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
