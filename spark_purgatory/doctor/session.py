@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -220,12 +219,10 @@ def state_findings(states: DataFrame) -> Iterator[Finding]:
         yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", errors.RESTORE_STATE)
     if not sound:
         return
-    counts = Counter((shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound)
-    wanted = counts.most_common(1)[0][0][0]
-    if len(counts) > 1:
+    if len({(shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound}) > 1:
         yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
     else:
-        yield Finding("shards", f"shards={wanted}; {len(sound):,} have a state")
+        yield Finding("shards", f"shards={sound[0]['shards']}; {len(sound):,} have a state")
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
 
 
