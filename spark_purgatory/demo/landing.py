@@ -54,7 +54,6 @@ TWICE_SHARE = 0.01
 NO_ID_SHARE = 0.001
 BROKEN_CLOCKS = 3
 BROKEN_CLOCK_MS = 2_300_000_000_000  # in the year 2042
-MIN_OPERATIONS = 1000  # with fewer, a file may be empty and the watermark stop, which the recount does not expect
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,10 @@ class Landed:
 
 
 def write_landing(folder: Path, operations: int, seed: int) -> Landed:
-    """Write ``folder/orders`` and ``folder/payments``; the same arguments give the same files."""
-    if operations < MIN_OPERATIONS:
-        raise ValueError(f"operations={operations}: the demo needs at least {MIN_OPERATIONS}")
+    """Write ``folder/orders`` and ``folder/payments``; the same arguments give the same files.
+
+    With fewer than 1000 operations a file may be empty and the watermark stop, which the recount does not expect.
+    """
     rng = np.random.default_rng(seed)
     orders = _orders(rng, operations)
     payments = _payments(rng, orders)
