@@ -215,7 +215,6 @@ def pending(
 @app.command()
 def report(
     checkpoint: Checkpoint,
-    table: Annotated[str, argument(help="The outcomes' Delta table, given as a path or a name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     name: Annotated[str | None, option(help="The query's name, for the title. [default: the table's]")] = None,
     prefix: Annotated[str, typer.Option(help="Prefix of outcome columns.")] = "",
@@ -230,7 +229,7 @@ def report(
     require_spark("The report")
     from spark_purgatory.job.commands import guarded_reading, write_report
 
-    given = (checkpoint, table, output, conf or [], terminal())
+    given = (checkpoint, output, conf or [], terminal())
     raise typer.Exit(guarded_reading(write_report, *given, name=name, prefix=prefix))
 
 

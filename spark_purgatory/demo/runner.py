@@ -119,7 +119,7 @@ def run_demo(named: Path | None, console: Console, **wanted: int) -> int:
     if code == 0 and named is not None:
         say(console, "What still waits, and one page on the query:")
         say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
-        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
+        say(console, f"  spark-purgatory report {folder / 'checkpoint'} --name orders")
     return code
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: settings of the session, a table, a log file. It works without Spark."""
+"""Arguments that several commands share: settings of the session, a log file, consent. It works without Spark."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--conf must be NAME=VALUE, for example spark.master=local[4]; {fault}")
         settings[name] = value
     return settings
-
-
-def place_of(table: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it. A path has a slash, a backslash or "..", or is a Delta table's folder here."""
-    is_here = "/" not in table and (Path(table) / "_delta_log").is_dir()
-    if is_here or (".." in table.split("/") and "://" not in table):
-        table = str(Path(table).resolve())
-    return {"path": table} if "/" in table or "\\" in table else {"table": table}
 
 
 @contextmanager

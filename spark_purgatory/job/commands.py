@@ -20,7 +20,7 @@ from rich.table import Table
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from, writing_to
+from spark_purgatory.job.arguments import Consent, log_file, settings_from, writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.one_run import only_run
 from spark_purgatory.job.run_report import guarded
@@ -32,6 +32,7 @@ from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.move.move import move_checkpoint
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.repair import conflicts, repair
+from spark_purgatory.spark.sink.table.table_place import claimed_by
 from spark_purgatory.terminal import at_work, printable, say, terminal
 
 P = ParamSpec("P")
@@ -79,20 +80,22 @@ def show_move(job_file: Path, changes: Sequence[str], consent: Consent, console:
         say(console, f"Start it: spark-purgatory run {job_file}")
 
 
-def write_report(
-    checkpoint: str, table: str, output: Path, settings: Sequence[str], console: Console, **shown: Any
-) -> None:
+def write_report(checkpoint: str, output: Path, settings: Sequence[str], console: Console, **shown: Any) -> None:
     try:
         from spark_purgatory.job.report import page, read_report
     except ImportError as error:
         raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
-    place = place_of(table)
-    sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))
-    with writing_to("--output", output):  # Before Spark, as is the table: reading takes a minute
+    with writing_to("--output", output):  # Before Spark: reading takes a minute
         output.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=output.parent).close()
     spark = started(settings, console, delta=True)
     with at_work(console, "Reading the checkpoint and the table"):
+        table = claimed_by(spark, checkpoint)
+        if not table:
+            raise ConfigError(
+                f"{checkpoint=} names no table: name the checkpointLocation of a RecordAccumulator's query"
+            )
+        sink = RecordAccumulator(path=table.get("path"), table=table.get("table"))
         text = page(read_report(spark, checkpoint, sink, **shown))
     with writing_to("--output", output):
         output.write_text(text, encoding="utf-8")

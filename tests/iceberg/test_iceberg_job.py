@@ -85,6 +85,6 @@ def test_a_job_writes_an_iceberg_table(tmp_path: Path) -> None:
     assert f"{table}: Iceberg, in " in said and "fit: 1 drain, the last complete" in said
     assert "in this session" in next(line for line in said.splitlines() if "Iceberg  " in line)
     page = tmp_path / "report.html"
-    assert "Written: " in command("report", checkpoint, table, "-o", str(page), *conf)
-    assert f"{len(files)} file" in page.read_text(encoding="utf-8")
+    assert "Written: " in command("report", checkpoint, "-o", str(page), *conf)
+    assert f"Files: {len(files)} with" in page.read_text(encoding="utf-8")
     assert "there is nothing to repair" in command("repair", checkpoint, "--dry-run", *conf)

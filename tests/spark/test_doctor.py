@@ -27,7 +27,6 @@ from spark_purgatory.doctor.session import (
     session_findings,
 )
 from spark_purgatory.errors import StagingError
-from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
@@ -61,22 +60,6 @@ def rewrite(file: Path, text: bytes) -> None:
     """Other bytes, without Hadoop's checksum of the former."""
     file.write_bytes(text)
     (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
-
-
-def test_a_table_is_a_path_where_it_has_a_slash_or_is_a_folder_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert place_of("/lake/orders") == {"path": "/lake/orders"}
-    assert place_of("../orders") == {"path": str(Path.cwd().parent / "orders")}
-    assert place_of("..") == {"path": str(Path.cwd().parent)}
-    assert place_of("/lake/a/../orders") == {"path": "/lake/orders"}
-    assert place_of(r"C:\lake\orders") == {"path": r"C:\lake\orders"}
-    assert place_of("main.sales.orders") == {"table": "main.sales.orders"}
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outcomes" / "_delta_log").mkdir(parents=True)
-    (tmp_path / "orders").mkdir()
-    assert place_of("outcomes") == {"path": str(tmp_path / "outcomes")}
-    assert place_of("orders") == {"table": "orders"}
 
 
 # --- a session ------------------------------------------------------------------------------------

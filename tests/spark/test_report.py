@@ -101,7 +101,7 @@ def command(*words: str) -> Any:
 def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     landing, _ = written(spark, tmp_path)
     out = tmp_path / "pages" / "report.html"
-    made = command("report", str(landing.checkpoint), str(tmp_path / "table"), "-o", str(out), "--name", "orders")
+    made = command("report", str(landing.checkpoint), "-o", str(out), "--name", "orders")
     assert made.exit_code == 0, made.stderr
     assert re.search(rf"Written: .*{out.name} \([\d,]+ bytes\)", made.stdout.replace("\n", ""))
     assert {"any_key", "<h1>orders</h1>"} <= set(re.findall("any_key|<h1>.*?</h1>", out.read_text(encoding="utf-8")))
@@ -119,7 +119,8 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
         (["pending", str(landing.checkpoint), "--where", "id = new1"], "(Text needs quotes: \"order_id = 'A-7'\")"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
         (["pending", str(landing.checkpoint), "--conf", "master"], "--conf must be NAME=VALUE"),
-        (["report", str(landing.checkpoint), "table", "--conf", "=x"], "number 1 of 1 is not"),
+        (["report", str(landing.checkpoint), "--conf", "=x"], "number 1 of 1 is not"),
+        (["report", str(tmp_path / "none")], "names no table: name the checkpointLocation"),
     ):
         failed = command(*words)
         assert failed.exit_code == 2 and said in failed.stderr, failed.stderr

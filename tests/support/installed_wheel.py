@@ -48,7 +48,7 @@ def commands(landing: Path) -> list[list[str]]:
         ["demo", "--operations", "2000", "--dir", "demo"],
         ["run", "orders.yaml", *changes, "--spark-log", "spark.log"],
         ["pending", "checkpoint", "--limit", "3"],
-        ["report", "checkpoint", str(landing.parents[1] / "outcomes"), "-o", "report.html"],
+        ["report", "checkpoint", "-o", "report.html"],
     ]
 
 

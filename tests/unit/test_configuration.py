@@ -32,7 +32,7 @@ from spark_purgatory.config.declared import Names, options_of
 from spark_purgatory.config.places import Place
 from spark_purgatory.config.units import Duration, Size, parse_duration
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import (
     CompletionsInput,
     DeadLetters,
@@ -284,11 +284,9 @@ def test_the_page_of_the_command_line_is_that_of_the_commands() -> None:
     )
 
 
-def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
+def test_the_state_is_kept_by_rocksdb_unless_the_file_says_so(tmp_path: Path) -> None:
     assert config(tmp_path, state_store="hdfs").state_store == "hdfs"
     assert config(tmp_path, purgatory={"host": "transformWithState"}).state_store == "rocksdb"
-    with pytest.raises(JobConfigError, match=r"state_store: .hdfs.: purgatory\.host transformWithState needs"):
-        config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
 
 
 FOLDER = [

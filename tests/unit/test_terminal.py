@@ -123,8 +123,8 @@ def test_every_word_of_a_command_reaches_what_carries_it_out(name: str, monkeypa
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ("report checkpoint table -o /dev/null/x/page.html", "--output '/dev/null/x/page.html'"),
-        ("report checkpoint table -o /proc/page.html", "--output '/proc/page.html'"),
+        ("report checkpoint -o /dev/null/x/page.html", "--output '/dev/null/x/page.html'"),
+        ("report checkpoint -o /proc/page.html", "--output '/proc/page.html'"),
         ("demo --dir /dev/null/x", "--dir '/dev/null/x'"),
         (f"run {ROOT}/conf/orders.yaml --spark-log /dev/null/x/spark.log", "--spark-log '/dev/null/x/spark.log'"),
     ],
