@@ -92,9 +92,7 @@ def write_report(checkpoint: str, output: Path, settings: Sequence[str], console
     with at_work(console, "Reading the checkpoint and the table"):
         table = claimed_by(spark, checkpoint)
         if not table:
-            raise ConfigError(
-                f"{checkpoint=} names no table: name the checkpointLocation of a RecordAccumulator's query"
-            )
+            raise ConfigError(f"{checkpoint=} names no table: name the checkpointLocation of a RecordAccumulator")
         sink = RecordAccumulator(path=table.get("path"), table=table.get("table"))
         text = page(read_report(spark, checkpoint, sink, **shown))
     with writing_to("--output", output):
