@@ -25,6 +25,7 @@ from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, gather_states, shard_states
 from spark_purgatory.spark.host import requirements
+from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.formats import opened, with_format
@@ -263,9 +264,10 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
     try:
         sender = Sender(with_format(spark, options), checkpoint)
         ledger = sender.open(spark)
-        sender.actions.look(spark, ledger)  # reads, and changes nothing, as the next does
-        if ledger.intent is not None and not ledger.is_done:
-            sender.actions.read_back(spark, ledger, ledger.intent)
+        app_id, intent = ledger.names.app_id, ledger.intent
+        table_truth.look(ledger, sender.target.state(spark, ledger.first_needed_version, app_id))
+        if intent is not None and not ledger.is_done:
+            table_truth.read_back(ledger, intent, sender.target.state(spark, intent.base_version, app_id, intent))
     except PurgatoryError as error:
         yield Finding(what, type(error).__name__, str(error))
         return

@@ -51,12 +51,10 @@ class Staged:
         try:
             ledger, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
             actions, folder = sender.actions, sender.actions.folder.uri
-            adopted = Adopted(actions.find(self.spark, ledger, before))
+            adopted = Adopted(actions.files.found_before(self.spark, ledger, before))
             protocol.apply(ledger, adopted, Work(self.spark, before), 0)
             pieces = list(ledger.pieces.values())
-            if ledger.fault is not None:
-                return "StagingError"
-            actions.check_pieces(self.spark, ledger, pieces)
+            actions.files.count_again(self.spark, ledger.schema, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)

@@ -29,7 +29,7 @@ from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.kafka_values import schemas_of, with_mark
 from spark_purgatory.job.source_config import AvroValues, KafkaSource
 from spark_purgatory.spark.sink.staging import staging_folder
-from spark_purgatory.spark.sink.staging.staging_folder import replay
+from spark_purgatory.spark.sink.staging.ledger import replay
 from tests.fuzz.fuzzer import Reader
 from tests.support.engine_driver import Shards
 from tests.support.golden_states import GOLDEN

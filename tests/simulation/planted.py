@@ -27,7 +27,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import protocol, sender, spark_actions, table_truth
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.staging import staging_folder
-from spark_purgatory.spark.sink.staging.ledger import DrainState, EmptyRun, Ledger, idle_paths
+from spark_purgatory.spark.sink.staging.ledger import DrainState, EmptyRun, Ledger, done_entry, idle_paths
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.simulation.play import Failure, play
@@ -126,11 +126,10 @@ def note_goes_on(patch: Patch) -> None:
     """As before 9fb897c2: a note of micro-batches without rows goes on, though rows have replaced a part of it."""
     adopt = Ledger.adopt
 
-    def keeping(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
+    def keeping(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> None:
         noted = list(self.empty)
-        found = adopt(self, pieces, before, repartitions)
+        adopt(self, pieces, before, repartitions)
         self.empty = sorted([*noted, *(EmptyRun(number, number, self.run.number) for number in repartitions)])
-        return found
 
     patch(Ledger, "adopt", keeping)
     patch(staging_folder, "empty_entry", lambda run: (f"empty={run.first}-{run.last % 2}", run._asdict(), True))
@@ -161,9 +160,8 @@ def uncommitted_rows_go(patch: Patch) -> None:
 def folders_forgotten(patch: Patch) -> None:
     """What was staged since the last intent counts in memory alone."""
 
-    def adopt(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
+    def adopt(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> None:
         self.last_batch = max(self.last_batch, before - 1)
-        return before
 
     patch(Ledger, "adopt", adopt)
 
@@ -172,10 +170,10 @@ def half_counts(patch: Patch) -> None:
     """A micro-batch that has a folder counts, though Spark has not committed it."""
     adopt = Ledger.adopt
 
-    def trusting(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
+    def trusting(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> None:
         listed = list(pieces)
         has_folder = any(piece.batch_id == before for piece in listed)
-        return min(before, adopt(self, listed, before + has_folder))
+        adopt(self, listed, before + has_folder)
 
     patch(Ledger, "adopt", trusting)
     patch(Ledger, "_complete", lambda self, folders, empty: next(iter(folders.values())))
@@ -190,7 +188,7 @@ def no_intent(patch: Patch) -> None:
             write(self, spark, epoch, name, *rest)
 
     patch(StagingFolder, "write_entry", silent)
-    patch(staging_folder, "check_alone", lambda spark, folder, intent: None)
+    patch(StagingFolder, "check_alone", lambda self, spark, intent: None)
     no_judge(patch)
 
 
@@ -207,7 +205,7 @@ def clean_up_first(patch: Patch) -> None:
         if isinstance(result, do.Intended):
             after = deepcopy(ledger)
             after.take(result.intent)
-            self.clean_up(work.spark, after)
+            self.folder.clean_up(work.spark, after.next_drain - 1, done_entry(after), after.idle_folders())
         return result
 
     patch(spark_actions.SparkActions, "carry_out", eager)

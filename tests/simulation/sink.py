@@ -28,6 +28,7 @@ from spark_purgatory.spark.sink.drain.sender import Beside, Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
+from spark_purgatory.spark.sink.staging.staged_files import StagedFiles
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table import table_place
 from tests.simulation.moves import columns_of
@@ -80,9 +81,9 @@ def _contents(parts: Mapping[str, Sequence[int]]) -> Contents:
     return Contents(sum(map(len, parts.values())), sum(map(sum, parts.values())))
 
 
-def _stage(frame: Frame, path: str, rules: object, max_file_rows: int) -> tuple[Contents, int]:
+def _stage(of: object, frame: Frame, folder: str, max_file_rows: int) -> tuple[Contents, int]:
     simulation, parts = NOW[-1], _parts(frame)
-    found, folder = _contents(parts), path.removeprefix(f"{ROOT}/")
+    found = _contents(parts)
     files = simulation.checkpoint.files
     rows = [(name, row) for name in sorted(parts) for row in parts[name]]
     whole = []
@@ -99,7 +100,7 @@ def _stage(frame: Frame, path: str, rules: object, max_file_rows: int) -> tuple[
     return found, found.rows * ROW_BYTES
 
 
-def _evaluate(frame: Frame, rules: object) -> Contents:
+def _evaluate(of: object, frame: Frame) -> Contents:
     return _contents(_parts(frame))
 
 
@@ -122,7 +123,7 @@ def _measured(spark: object, paths: Sequence[str], schema: str | None) -> list[P
 
 def _pieces_below(spark: object, folder: str, ledger: Ledger, before: int) -> list[Piece]:
     files = [staged_files.file_at(f"{ROOT}/{name}") for name in NOW[-1].listed_files()]
-    may_count = ledger.may_count(files, before)
+    may_count = staged_files.may_count_of(ledger, files, before)
     others = [each for each in files if each.folder not in may_count]
     return [*others, *_measured(spark, [f"{ROOT}/{path}" for path in sorted(may_count)], None)]
 
@@ -225,9 +226,9 @@ def edges() -> Iterator[None]:
         (sender, "moved_to", lambda *given: None),
         *((spark_actions, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
         *((spark_actions, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),
-        *((staged_files, name, value) for name, value in (("stage", _stage), ("evaluate", _evaluate))),
+        *((StagedFiles, name, value) for name, value in (("stage", _stage), ("evaluate", _evaluate))),
         *((staged_files, name, value) for name, value in (("measured", _measured), ("read_files", _read_files))),
-        *((staged_files, name, value) for name, value in (("pieces_below", _pieces_below), ("rules_of", none))),
+        *((staged_files, name, value) for name, value in (("pieces_below", _pieces_below),)),
         *((staging_folder, name, value) for name, value in (("os", Names), ("shutil", Names), ("Path", DiskPath))),
         (staging_folder, "settings", nowhere),
         (staging_folder, "write_line", lambda spark, path, line, mode: _store().write(path, line, mode)),

@@ -14,10 +14,9 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
-from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, mark, whole_history
+from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, metadata_of, whole_history
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts
-from spark_purgatory.spark.sink.table.target import TableLook
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts, TableLook
 
 Version = dict[str, Any]
 """A row of DESCRIBE HISTORY."""
@@ -114,6 +113,6 @@ class Target(DeltaTarget):
         return TableLook(facts, self.history(spark, since), schema)
 
     def append(
-        self, rows: Any, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+        self, rows: Any, looked: TableLook, mark: tuple[str, int, str], max_file_rows: int, check_alone: object
     ) -> None:
-        self.of.append(rows, app_id, number, mark(app_id, number, intent_uuid))
+        self.of.append(rows, *mark[:2], metadata_of(*mark))

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, TableLostError
 from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.staging.ledger import Intent
-from spark_purgatory.spark.sink.staging.staging_folder import check_alone
-from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts
+from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts, TableLook
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget, SnapshotHistory, branch_of, snapshot_history
-from spark_purgatory.spark.sink.table.target import TableLook, Target
+from spark_purgatory.spark.sink.table.target import Target
 from tests.support.sink_world import World, WorldFolder
 
 APP = "spark_purgatory/app"
@@ -184,9 +184,8 @@ class IcebergWorld(World):
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         target = target or self.target(SinkOptions(**self.place, **self.options))
         looked = TableLook(target.facts(None), target.no_history, "")  # type: ignore[arg-type]
-        target.append(Rows(rows), looked, self.app, intent.number, intent.uuid, max_file_rows=0)  # type: ignore[arg-type]
-        check_alone(None, WorldFolder(self), intent)  # type: ignore[arg-type]
-        target.publish(None, intent.uuid, looked.facts)  # type: ignore[arg-type]
+        mark, is_alone = (self.app, intent.number, intent.uuid), partial(WorldFolder(self).check_alone, None, intent)
+        target.append(Rows(rows), looked, mark, 0, is_alone)  # type: ignore[arg-type]
 
 
 class WorldIceberg(IcebergTarget):

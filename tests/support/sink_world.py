@@ -26,24 +26,18 @@ from spark_purgatory.spark.sink.staging.ledger import (
     Failed,
     Intent,
     Ledger,
+    LogEntry,
     Names,
     Piece,
     Run,
-    StagedBatch,
     epoch_path,
 )
-from spark_purgatory.spark.sink.staging.staging_folder import (
-    LogEntry,
-    StagingFolder,
-    empty_entry,
-    read_ledger,
-    record_entry,
-    schema_entry,
-)
+from spark_purgatory.spark.sink.staging.staged_files import StagedFiles
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableVersion
-from spark_purgatory.spark.sink.table.target import TableLook, Target
+from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableLook, TableVersion
+from spark_purgatory.spark.sink.table.target import Target
 
 ROW_BYTES = 100
 
@@ -226,12 +220,42 @@ class WorldFolder(StagingFolder):
         self.world.remove(path)
 
 
+class WorldFiles(StagedFiles):
+    """The staged files of a world. A micro-batch is known by its number alone."""
+
+    def __init__(self, world: World, sender: WorldSender) -> None:
+        super().__init__("/staging", sender.options, ())
+        self.world, self.now = world, sender.policy.now
+
+    def evaluate(self, rows: Any) -> Contents:
+        self.world.evaluated.append(self.world.committed)
+        return contents(self.world.draw(self.world.committed))
+
+    def stage(self, rows: Any, folder: str, max_file_rows: int) -> tuple[Contents, int]:
+        world, drawn = self.world, self.world.draw(self.world.committed)
+        world.evaluated.append(world.committed)
+        if world.staged_ms is not None:
+            world.staged_ms[folder] = self.now()
+        if (found := contents(drawn)).rows:
+            world.folders[folder] = {name: mine[: len(mine) // 2] for name, mine in drawn.items() if mine[1:]}
+            do.reach("in stage")
+            world.folders[folder] = {name: mine for name, mine in drawn.items() if mine}
+        return found, found.rows * ROW_BYTES
+
+    def found_before(self, spark: Any, ledger: Ledger, before: int) -> list[Piece]:
+        return self.world.pieces()
+
+    def _measured(self, spark: Any, schema: str | None, paths: Sequence[str]) -> list[Piece]:
+        return [piece for piece in self.world.pieces() if piece.folder in paths]
+
+
 class WorldActions(SparkActions):
     """The product's own, but for what reads and writes rows."""
 
     def __init__(self, world: World, sender: WorldSender) -> None:
         super().__init__(sender.options, "/checkpoint", sender.target)
         self.folder: StagingFolder = WorldFolder(world)
+        self.files: StagedFiles = WorldFiles(world, sender)
         self.world, self.sender = world, sender
 
     def open(self, spark: Any) -> Ledger:
@@ -240,48 +264,10 @@ class WorldActions(SparkActions):
         ledger.names = Names("/checkpoint", "/staging", "/table", self.world.app)
         return ledger
 
-    def carry_out(self, action: do.Action, ledger: Ledger, work: Work) -> do.Result:
-        if isinstance(action, do.Skip):
-            self.world.evaluated.append(work.before)
-            return do.Skipped(contents(self.world.draw(work.before)))
-        return super().carry_out(action, ledger, work)
-
-    def find(self, spark: Any, ledger: Ledger, before: int) -> list[Piece]:
-        return self.world.pieces()
-
     def _repartitions(self, *given: Any) -> list[int]:
         return []
 
-    def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
-        world = self.world
-        epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
-        if (schema := work.schema_after(ledger.schema)) != ledger.schema:
-            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, schema))
-        rows = world.draw(work.before)
-        world.evaluated.append(work.before)
-        found = contents(rows)
-        staged = StagedBatch(work.before, epoch, action.now_ms, path, found, found.rows * ROW_BYTES)
-        if world.staged_ms is not None:
-            world.staged_ms[path] = action.now_ms
-        if found.rows:
-            world.folders[path] = {name: mine[: len(mine) // 2] for name, mine in rows.items() if mine[1:]}
-            do.reach("in stage")
-            world.folders[path] = {name: mine for name, mine in rows.items() if mine}
-        entry = record_entry(staged) if found.rows else empty_entry(ledger.empty_run(work.before))
-        self.folder.write_entry(work.spark, epoch, *entry)
-        return staged
-
-    def count(self, spark: Any, ledger: Ledger, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
-        return {
-            staged.batch_id: tuple(
-                replace(piece, staged_ms=staged.staged_ms)
-                for piece in self.world.pieces()
-                if piece.folder == staged.path
-            )
-            for staged in batches
-        }
-
-    def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> do.Result:
+    def commit(self, ledger: Ledger, action: do.Commit, spark: Any) -> do.Result:
         world, intent = self.world, action.intent
         fault = world.commit_fails.pop(0) if world.commit_fails else ""
         if world.takes_nothing:

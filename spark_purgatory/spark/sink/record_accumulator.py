@@ -28,7 +28,6 @@ from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.nested import by_name, merged
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
-from spark_purgatory.spark.sink.drain.protocol import missing
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.table_truth import compare, drains_in
 from spark_purgatory.spark.sink.staging.ledger import Ledger, Names, Piece
@@ -356,11 +355,11 @@ def _looked_at(
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
         ledger.names = Names(checkpoint, place.uri, str(target), app_id)
-        fault, found = None, committed
+        fault = None
         try:
             pieces = pieces_below(spark, place.uri, ledger, committed)
             repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
-            found = ledger.adopt(pieces, committed, repartitions)
+            ledger.adopt(pieces, committed, repartitions)
         except StagingError as error:
             # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
             fault = error
@@ -381,8 +380,6 @@ def _looked_at(
             compare(ledger, state)
             if fault is not None:
                 raise fault
-            if found < committed:
-                raise missing(ledger, found, committed)
             return ledger, _waiting(ledger, state), version
     raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
 

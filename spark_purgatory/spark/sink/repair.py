@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, ForeignWriterError, StagingError, StorageError
-from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
+from spark_purgatory.spark.sink.staging.ledger import LogEntry
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.table_place import app_id_of, claimed_by
 from spark_purgatory.spark.sink.table.target import Target

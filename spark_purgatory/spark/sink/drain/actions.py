@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Piece, StagedBatch, TakenBack
-from spark_purgatory.spark.sink.table.history import DrainCommit
+from spark_purgatory.spark.sink.table.history import DrainCommit, TableLook
 
 # --- actions --------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ class Look:
 class Renumber(NamedTuple):
     """Give the last intent a number above those of drains that a RESTORE took back: Delta would skip theirs."""
 
-    taken_back: TakenBack
+    intent: Intent  # Without its uuid.
 
 
 class Adopt:
@@ -44,7 +44,7 @@ class Admit:
 
 
 class Intend(NamedTuple):
-    taken: tuple[Piece, ...]
+    intent: Intent  # Without its uuid, and without what a look at the table gives.
 
 
 class Check(NamedTuple):
@@ -55,12 +55,14 @@ class Check(NamedTuple):
 
 class Commit(NamedTuple):
     intent: Intent
+    looked: TableLook
     to_count: tuple[Piece, ...] = ()  # The rows of these are counted once more before.
     max_file_rows: int = 0  # A file of the table is cut here; 0: nowhere.
 
 
 class ReadBack(NamedTuple):
     intent: Intent
+    looked: TableLook | None  # None if this run has not tried the commit.
 
 
 class CleanUp:
@@ -130,12 +132,13 @@ class Counted(NamedTuple):
 
 class Intended(NamedTuple):
     intent: Intent
+    looked: TableLook
 
 
 class Checked(NamedTuple):
-    """The table is the one that the query writes to, takes the intent's rows, and is at this version."""
+    """The table is the one that the query writes to, and takes the intent's rows."""
 
-    version: int
+    looked: TableLook
 
 
 class Begun:

@@ -7,10 +7,10 @@ nothing else changes the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_purgatory.errors import (
-    START_OVER,
     BufferExhaustedError,
     BugError,
     DeliveryTimeoutError,
@@ -18,7 +18,7 @@ from spark_purgatory.errors import (
     StorageError,
 )
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch, batch_of
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Intent, Ledger, Piece, StagedBatch, TakenBack
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 
 if TYPE_CHECKING:
@@ -49,14 +49,12 @@ MOVES: Mapping[tuple[DrainState, type[do.Result]], DrainState] = {
 
 
 def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
-    if ledger.fault is not None:
-        return do.Stop(ledger.fault)
     if not ledger.is_compared:
         return do.Look()
     if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
-        return do.ReadBack(intent)
+        return do.ReadBack(intent, ledger.looked)
     if ledger.taken_back is not None and ledger.drain in (DrainState.DONE, DrainState.INTENDED):
-        return do.Renumber(ledger.taken_back)
+        return do.Renumber(_renumbered(ledger, ledger.taken_back))
     if not ledger.is_adopted:
         return do.Adopt()
     if ledger.drain is DrainState.FOUND:
@@ -65,9 +63,9 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
         return do.Stop(error)
     if intent is not None and ledger.drain is DrainState.INTENDED and not policy.is_backing_off(ledger, now_ms):
         return do.Check(intent)
-    if intent is not None and ledger.drain is DrainState.READY:
+    if intent is not None and ledger.looked is not None and ledger.drain is DrainState.READY:
         to_count = tuple(piece for piece in intent.taken if piece.key not in ledger.just_counted)
-        return do.Commit(intent, to_count, policy.cut_rows(intent.taken))
+        return do.Commit(intent, ledger.looked, to_count, policy.cut_rows(intent.taken))
     if ledger.incoming is not None:
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
     if work.is_evaluated:
@@ -79,12 +77,12 @@ def next_action(ledger: Ledger, policy: Policy, work: do.Work, now_ms: int) -> d
     if work.batch_id is None:
         return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
     expected = ledger.last_batch + 1
-    if work.batch_id > expected:
-        return do.Stop(missing(ledger, expected, work.batch_id))
     if work.batch_id < expected:
         return do.Skip()
-    rows = policy.sizes.rows_for(policy.batch_bytes // PIECES_PER_FILE)
-    return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
+    if work.batch_id == expected:
+        rows = policy.sizes.rows_for(policy.batch_bytes // PIECES_PER_FILE)
+        return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
+    return do.Stop(ledger.missing(expected, work.batch_id))
 
 
 def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: do.Work, now_ms: int) -> do.Action:
@@ -127,7 +125,36 @@ def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> do.A
     if ledger.uncounted and (everything or policy.must_count(ledger, now_ms)):
         return do.Count(tuple(ledger.uncounted.values()))
     taken = policy.next_pieces(ledger, now_ms, everything)
-    return do.Intend(taken) if taken else None
+    return do.Intend(_intent(ledger, taken)) if taken else None
+
+
+def _intent(ledger: Ledger, taken: tuple[Piece, ...]) -> Intent:
+    keys = {piece.key for piece in taken}
+    return Intent(
+        number=ledger.next_drain,
+        schema=ledger.schema,
+        last_batch=ledger.last_batch,
+        last_contents=ledger.last_contents,
+        taken=taken,
+        left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
+        epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+        run=ledger.run.number,
+        table_version=ledger.table_version,
+    )
+
+
+def _renumbered(ledger: Ledger, taken_back: TakenBack) -> Intent:
+    """Return the last intent with a number above the drains that were taken back; without rows if it is done."""
+    number = max(taken_back.number, ledger.next_drain - 1) + 1
+    return replace(
+        ledger.intent or Intent(number, schema=ledger.schema, run=ledger.run.number),
+        number=number,
+        table_id=ledger.table_id,
+        taken=ledger.taken,
+        epochs=tuple(sorted(ledger.epochs | {number})),
+        table_version=taken_back.version,
+        base_version=taken_back.version,
+    )
 
 
 def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
@@ -147,29 +174,13 @@ def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     return None
 
 
-def missing(ledger: Ledger, first: int, batch_id: int) -> StagingError:
-    """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
-    names = ledger.names
-    lost = next((path for path in ledger.records if batch_of(path) == first and ledger.records[path].rows), None)
-    if lost is None:
-        what = f"{names.folder} has micro-batches only up to {first - 1} (-1: none): the folder was removed, another "
-        what += "sink made the checkpoint, or Spark's repartition left out a micro-batch that failed"
-    else:
-        what = f"the files of {names.folder}/{lost} are missing, with the {ledger.records[lost].rows:,} rows that were "
-        what += f"staged in micro-batch {first}"
-    return StagingError(
-        f"checkpoint {names.checkpoint} is at micro-batch {batch_id}, but {what}. Nothing was written. Bring the "
-        f"folder back, or {START_OVER}"
-    )
-
-
 # --- its result ----------------------------------------------------------------------------------
 
 
 def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None:
     """Take in the result of an action. BugError, with nothing changed, if it cannot follow the ledger's state.
 
-    StagingError, ForeignWriterError if the files in the staging folder cannot count.
+    StagingError, ForeignWriterError if files in the staging folder cannot count, or a micro-batch has other rows.
     """
     if isinstance(result, do.OfDrain):
         if (ledger.drain, type(result)) not in MOVES:
@@ -181,13 +192,12 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
         case do.Renumbered(intent):
             ledger.renumber(intent)
         case do.Adopted(pieces, repartitions):
-            lost = ledger.adopt(pieces, work.before, repartitions)
+            ledger.adopt(pieces, work.before, repartitions)
             ledger.is_adopted, ledger.adopted_ms = True, now_ms
-            ledger.fault = missing(ledger, lost, work.before) if lost < work.before else None
         case do.Skipped(contents):
             work.is_evaluated = True
             if work.batch_id != ledger.last_batch or contents != ledger.last_contents:
-                ledger.fault = StagingError(
+                raise StagingError(
                     f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain "
                     f"{ledger.next_drain - 1} has brought micro-batches up to {ledger.last_batch} to table "
                     f"{ledger.names.table}, and the last of them had other rows: {ledger.last_contents} then, "
@@ -203,10 +213,10 @@ def apply(ledger: Ledger, result: do.Result, work: do.Work, now_ms: int) -> None
             ledger.count(pieces_of)
         case do.Admit():
             ledger.admit()
-        case do.Intended(intent):
-            ledger.begin(intent, now_ms)
-        case do.Checked(version):
-            ledger.begin_again(version, now_ms)
+        case do.Intended(intent, looked):
+            ledger.begin(intent, looked, now_ms)
+        case do.Checked(looked):
+            ledger.begin_again(looked, now_ms)
         case Failed():
             ledger.fail(result, now_ms)
         case do.NotThere(taken_back):

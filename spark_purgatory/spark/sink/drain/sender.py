@@ -136,14 +136,9 @@ class Sender:
         try:
             self.open(work.spark)
             self.policy.begin(work)
-            while not isinstance(action := self._next(work), do.Return):
-                step = do.STEPS.get(type(action))
-                if step is not None:
-                    do.reach(f"before {step}")
+            result: do.Result | None = None
+            while not isinstance(action := self._next(result, work), do.Return):
                 result = self._do(action, work)
-                if step is not None and not isinstance(result, do.Begun):
-                    do.reach(f"after {step}")
-                self._take_in(result, work)
             self.has_failed = False
         except Exception as error:
             if not is_interruption(error):
@@ -161,31 +156,36 @@ class Sender:
         is_other = any(int(number) >= run.number and id != run.id for number, id in made)
         return now.next_drain == self.ledger.next_drain and now.intent == self.ledger.intent and not is_other
 
-    def _next(self, work: do.Work) -> do.Action:
-        """Take in the result of a commit in the thread, if it ended, and return the next action."""
-        if (result := self.beside.result()) is not None:
-            do.reach("after commit")
+    def _next(self, result: do.Result | None, work: do.Work) -> do.Action:
+        """Take in an action's result, then that of a commit in the thread if it ended, and return the next action."""
+        if result is not None:
             self._take_in(result, work)
+        if (ended := self.beside.result()) is not None:
+            do.reach("after commit")
+            self._take_in(ended, work)
         return next_action(self.ledger, self.policy, work, self.policy.now())
-
-    def _do(self, action: do.Action, work: do.Work) -> do.Result:
-        match action:
-            case do.Admit():
-                return action
-            case do.Wait(ms):
-                self.beside.wait(ms)
-                return action
-            case do.Commit():
-
-                def commit(own: SparkSession) -> do.Result:
-                    return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
-
-                # Without a micro-batch the session is the user's, and partitions may need another time zone.
-                in_thread = bool(self.target.partition_by) if work.batch_id is None else not work.flush
-                if in_thread and self.beside.begin(work.spark, commit):
-                    return do.Begun()
-        return self.actions.carry_out(action, self.ledger, work)
 
     def _take_in(self, result: do.Result, work: do.Work) -> None:
         apply(self.ledger, result, work, self.policy.now())
         self.policy.learn(self.ledger, result)
+
+    def _do(self, action: do.Action, work: do.Work) -> do.Result:
+        if isinstance(action, do.Wait):
+            self.beside.wait(action.ms)
+        if isinstance(action, do.Wait | do.Admit):
+            return action
+        step = do.STEPS.get(type(action))
+        if step is not None:
+            do.reach(f"before {step}")
+
+        def carried_out(own: SparkSession) -> do.Result:
+            return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
+
+        # Without a micro-batch the session is the user's, and partitions may need another time zone.
+        in_thread = bool(self.target.partition_by) if work.batch_id is None else not work.flush
+        if isinstance(action, do.Commit) and in_thread and self.beside.begin(work.spark, carried_out):
+            return do.Begun()
+        result = carried_out(work.spark)
+        if step is not None:
+            do.reach(f"after {step}")
+        return result

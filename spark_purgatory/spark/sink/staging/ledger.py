@@ -6,12 +6,13 @@ docs/protocol.md and docs/formats.md have the terms. A *piece* is the rows of on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
+from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, StagingError
 
 NO_BATCH = -1  # The micro-batch before micro-batch 0, and the drain before drain 0.
 EPOCHS_A_GENERATION, GENERATIONS = 16, 4  # docs/formats.md explains them.
@@ -133,9 +134,9 @@ class TakenBack(NamedTuple):
 @dataclass(frozen=True)
 class Intent:
     number: int  # The drain's number.
-    uuid: str  # The mark of its commit has it, too.
-    table_id: str | None  # None if the drain must create the table.
-    schema: str | None  # None if nothing was staged yet.
+    uuid: str = ""  # The mark of its commit has it, too.
+    table_id: str | None = None  # None if the drain must create the table.
+    schema: str | None = None  # None if nothing was staged yet.
     last_batch: int = NO_BATCH  # The last that counts. Spark has committed it: ``taken`` and ``left`` are final.
     last_contents: Contents = Contents()  # The rows of ``last_batch``: if Spark runs it again, they must be the same.
     taken: tuple[Piece, ...] = ()  # Without any it is done by itself (`Renumber`).
@@ -204,9 +205,8 @@ class Ledger:
     begun_ms: int | None = None  # When the running drain began; None if an earlier run began it and nothing was tried.
     progress_ms: int = 0  # When the table last took a drain.
     adopted_ms: int = 0  # When the run let count what earlier runs had staged.
-    fault: PurgatoryError | None = None  # The error that ends the query.
     taken_back: TakenBack | None = None  # Drains whose numbers the last intent must be above.
-    before_version: int = -1  # The table's version when it was looked at for the commit.
+    looked: Any = None  # The `TableLook` before the last try of the drain; None if this run has not tried it.
     just_counted: frozenset[tuple[str, str]] = frozenset()  # Keys of pieces counted since a micro-batch was staged.
     is_compared: bool = False  # The log was compared with the table, which a run does first.
     is_adopted: bool = False  # Everything staged since the last intent counts, which a run does second.
@@ -256,6 +256,11 @@ class Ledger:
         if self.table_version is not None:
             return self.table_version
         return None if self.intent is None or self.is_done else self.intent.base_version
+
+    @property
+    def before_version(self) -> int:
+        """The table's version when it was looked at for the commit."""
+        return -1 if self.looked is None else int(self.looked.history.version)
 
     def came_ms(self, piece: Piece) -> int:
         return piece.staged_ms if piece.run == self.run.number else self.adopted_ms
@@ -307,19 +312,11 @@ class Ledger:
         known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
         return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
 
-    def may_count(self, files: Sequence[Piece], before: int) -> set[str]:
-        """Return the folders that `adopt` may let count: of each micro-batch, what its last run has completed."""
-        complete = [file for file in files if self.last_batch < file.batch_id < before and file.folder in self.records]
-        last_run: dict[int, int] = {}
-        for file in complete:
-            last_run[file.batch_id] = max(file.run, last_run.get(file.batch_id, NO_BATCH))
-        return {file.folder for file in complete if file.run == last_run[file.batch_id]}
-
-    def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
+    def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> None:
         """Let micro-batches count that were staged after the last intent and before ``before``, which Spark runs now.
 
-        ``repartitions`` are those without rows that Spark's own ``repartition`` made. Returns the first micro-batch
-        that was not found, or ``before``. Raises as `_complete`.
+        ``repartitions`` are those without rows that Spark's own ``repartition`` made. StagingError, ForeignWriterError
+        if one is missing or the files of one cannot count.
         """
         found: dict[int, dict[str, list[Piece]]] = {}
         last_run = max([NO_BATCH, *(run.run for run in self.empty), *([self.intent.run] if self.intent else [])])
@@ -341,8 +338,22 @@ class Ledger:
             elif batch_id in empty:
                 self._add_empty(batch_id)
             else:
-                return batch_id
-        return before
+                raise self.missing(batch_id, before)
+
+    def missing(self, first: int, batch_id: int) -> StagingError:
+        """Return the error for staged rows that are lost, the first of them in micro-batch ``first``."""
+        names = self.names
+        lost = next((path for path in self.records if batch_of(path) == first and self.records[path].rows), None)
+        if lost is None:
+            what = f"{names.folder} has micro-batches only up to {first - 1} (-1: none): the folder was removed, "
+            what += "another sink made the checkpoint, or Spark's repartition left out a micro-batch that failed"
+        else:
+            what = f"the files of {names.folder}/{lost} are missing, with the {self.records[lost].rows:,} rows that "
+            what += f"were staged in micro-batch {first}"
+        return StagingError(
+            f"checkpoint {names.checkpoint} is at micro-batch {batch_id}, but {what}. Nothing was written. Bring the "
+            f"folder back, or {START_OVER}"
+        )
 
     def _complete(self, folders: Mapping[str, list[Piece]], empty: EmptyRun | None) -> list[Piece]:
         """Return the pieces of the last folder with a record; none if there is none, or a later note without rows."""
@@ -369,13 +380,13 @@ class Ledger:
             )
         return staged
 
-    def begin(self, intent: Intent, now_ms: int) -> None:
-        """Begin a drain, whose intent is durable and for which the table was looked at."""
+    def begin(self, intent: Intent, looked: object, now_ms: int) -> None:
+        """Begin a drain, whose intent is durable."""
         self.take(intent)
-        self.failure, self.before_version, self.begun_ms = None, intent.base_version, now_ms
+        self.failure, self.looked, self.begun_ms = None, looked, now_ms
 
-    def begin_again(self, version: int, now_ms: int) -> None:
-        self.before_version, self.just_counted = version, frozenset()
+    def begin_again(self, looked: object, now_ms: int) -> None:
+        self.looked, self.just_counted = looked, frozenset()
         self.begun_ms = now_ms if self.begun_ms is None else self.begun_ms
 
     def fail(self, failure: Failed, now_ms: int) -> None:
@@ -425,3 +436,109 @@ class Ledger:
         if self.incoming is not None:
             needed.add(self.incoming.epoch)
         return needed | {staged.epoch for staged in self.uncounted.values()}
+
+
+# --- the ledger in entries of the log --------------------------------------------------------------------------------
+
+Body = dict[str, Any]
+PIECE_FIELDS = tuple(field.name for field in fields(Piece))
+NewEntry = tuple[str, Body, bool]  # Name, body, and True for a note: the arguments of `StagingFolder.write_entry`.
+_OF_EPOCH = re.compile(r"/epoch=(\d+)/")
+
+
+class LogEntry(NamedTuple):
+    name: str
+    body: Body
+    path: str = ""  # Below the staging folder.
+
+
+def schema_entry(batch_id: int, schema: str | None) -> NewEntry:
+    return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
+
+
+def record_entry(staged: StagedBatch) -> NewEntry:
+    return staged.path.rpartition("/")[2], {"path": staged.path, **asdict(staged.contents)}, False
+
+
+def empty_entry(run: EmptyRun) -> NewEntry:
+    """Return a note of micro-batches without rows. A run writes two notes in turn, so that one is always whole."""
+    return f"empty={run.first}-{run.run}-{run.last % 2}", run._asdict(), True
+
+
+def intent_entry(intent: Intent) -> NewEntry:
+    packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
+    packed["last_contents"] = asdict(intent.last_contents)
+    body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
+    return f"intent={intent.number}", body, False
+
+
+def done_entry(ledger: Ledger) -> NewEntry:
+    number = ledger.next_drain - 1
+    body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
+    return f"done={number}", body, False
+
+
+def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
+    """Return the ledger that a log's entries describe. StagingError, ForeignWriterError if two have the same name."""
+    known: dict[str, LogEntry] = {}
+    for entry in entries:
+        other = known.setdefault(entry.name, entry)
+        if other.body != entry.body:
+            raise ForeignWriterError(
+                f"{folder}/log holds two different entries {entry.name!r}, {other.path} and {entry.path}: two runs of "
+                "the query write at once. Stop both; `spark-purgatory repair CHECKPOINT` shows which entry is the true "
+                "one, asks, and removes the other. Staged rows were not touched"
+            )
+    try:
+        ledger = _replayed({name: entry.body for name, entry in known.items()})
+        _check_last_intent(ledger, [entry.body for entry in known.values()], folder)
+        return ledger
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise StagingError(f"{folder}/log is of another release: run the one that wrote the checkpoint") from error
+
+
+def _replayed(bodies: dict[str, Body]) -> Ledger:
+    ledger = Ledger()
+    of = {
+        kind: {name: body for name, body in bodies.items() if name.startswith(f"{kind}=")}
+        for kind in ("intent", "done", "schema", "empty", "batch")
+    }
+    if intents := [_intent(body) for body in of["intent"].values()]:
+        last = max(intents, key=lambda intent: intent.number)
+        ledger.take(last)
+        done = of["done"].get(f"done={last.number}")
+        ledger.drain = DrainState.UNSURE if done is None and last.taken else DrainState.DONE
+        ledger.table_version = last.table_version if done is None else done["table_version"]
+        ledger.table_id = last.table_id if done is None else done["table_id"]
+    for body in sorted(of["schema"].values(), key=lambda body: body["batch_id"]):
+        if body["batch_id"] > ledger.last_batch:
+            ledger.schema = body["schema"]
+    empty = [EmptyRun(body["first"], body["last"], body["run"]) for body in of["empty"].values()]
+    ledger.empty = sorted(run for run in empty if run.last > ledger.last_batch)
+    ledger.records = {body["path"]: Contents(body["rows"], body["checksum"]) for body in of["batch"].values()}
+    ledger.epochs.add(ledger.next_drain)
+    return ledger
+
+
+def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> None:
+    done = (body["number"] + 1 for body in bodies if "table_version" in body and "uuid" not in body)
+    staged = (int(epoch[1]) for path in ledger.records if (epoch := _OF_EPOCH.search(path)))
+    if (following := max([*done, *staged], default=0)) > ledger.next_drain:
+        raise StagingError(
+            f"the entry intent={following - 1} of {folder}/log is missing, but later ones are there: it was removed. "
+            f"Nothing was written. Bring the file back from a copy, or {START_OVER}"
+        )
+
+
+def _intent(body: Body) -> Intent:
+    packed = {"taken": _pieces(body["taken"]), "left": _pieces(body["left"]), "epochs": tuple(body["epochs"])}
+    given = {name: value for name, value in body.items() if name != "format"}
+    return Intent(**{**given, **packed, "last_contents": Contents(**body["last_contents"])})
+
+
+def _columns(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
+    return {name: [getattr(piece, name) for piece in pieces] for name in PIECE_FIELDS}
+
+
+def _pieces(packed: dict[str, list[Any]]) -> tuple[Piece, ...]:
+    return tuple(Piece(*values) for values in zip(*(packed[name] for name in PIECE_FIELDS), strict=True))

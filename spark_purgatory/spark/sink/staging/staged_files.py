@@ -29,7 +29,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, StagingError, own_error, sentence_of, storage_fault
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
+from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
@@ -90,51 +90,89 @@ def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[
     )
 
 
-class RulesOfSchemas:
-    """The rules of each schema that was staged. They are made once: that takes as long as to write a file."""
+class StagedFiles:
+    """The staged files of a sink, below a staging folder."""
 
-    def __init__(self, options: SinkOptions, partition_by: Sequence[str]) -> None:
-        self.options, self.partition_by = options, partition_by
-        self._known: dict[str, Rules] = {}
+    def __init__(self, folder: str, options: SinkOptions, partition_by: Sequence[str]) -> None:
+        self.folder, self.options, self.partition_by = folder, options, partition_by
+        self._rules: dict[str, Rules] = {}
 
-    def of(self, schema: T.StructType) -> Rules:
+    def rules(self, schema: T.StructType) -> Rules:
+        """Return the rules of a schema. They are made once: that takes as long as to write a file."""
         kinds = schema.simpleString()
-        if kinds not in self._known:
-            self._known[kinds] = rules_of(schema, self.options, self.partition_by)
-        return self._known[kinds]
+        if kinds not in self._rules:
+            self._rules[kinds] = rules_of(schema, self.options, self.partition_by)
+        return self._rules[kinds]
 
+    def evaluate(self, rows: DataFrame) -> Contents:
+        """Run a micro-batch for Spark's state alone, and return the contents of its rows."""
+        seen = Observation()
+        self.rules(rows.schema).hashed(rows, seen).write.format("noop").mode("overwrite").save()
+        return Contents(seen.get["rows"], seen.get["checksum"])
 
-def evaluate(rows: DataFrame, rules: RulesOfSchemas) -> Contents:
-    """Run a micro-batch for Spark's state alone, and return the contents of its rows."""
-    seen = Observation()
-    rules.of(rows.schema).hashed(rows, seen).write.format("noop").mode("overwrite").save()
-    return Contents(seen.get["rows"], seen.get["checksum"])
+    def stage(self, rows: DataFrame, folder: str, max_file_rows: int) -> tuple[Contents, int]:
+        """Write the rows of a micro-batch over an earlier try, evaluating it once. Return contents and plain bytes.
 
+        Raises ConfigError for a row that no sink could take, StagingError if the rows cannot be written.
+        """
+        seen, rules, path = Observation(), self.rules(rows.schema), f"{self.folder}/{folder}"
+        checked = rules.hashed(rows, seen)
+        if rules.name is not None:
+            checked = checked.sortWithinPartitions(rules.name)
+        writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
+        writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
+        try:
+            writer.parquet(path)
+        except Exception as error:
+            if (own := own_error(error)) is not None:
+                raise own from None
+            if state_fault(error) is None and (fault_said := storage_fault(error)):
+                raise StagingError(
+                    f"a micro-batch could not be staged in {path}: {fault_said}. It does not count. Rows staged "
+                    "earlier stay staged. Repair the storage and start again"
+                ) from None
+            raise
+        found = seen.get
+        return Contents(found["rows"], found["checksum"]), found["bytes"]
 
-def stage(rows: DataFrame, path: str, known: RulesOfSchemas, max_file_rows: int) -> tuple[Contents, int]:
-    """Write the rows of a micro-batch over an earlier try, evaluating it once. Return contents and plain bytes.
+    def found_before(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
+        return pieces_below(spark, self.folder, ledger, before)
 
-    Raises ConfigError for a row that no sink could take, StagingError if the rows cannot be written.
-    """
-    seen, rules = Observation(), known.of(rows.schema)
-    checked = rules.hashed(rows, seen)
-    if rules.name is not None:
-        checked = checked.sortWithinPartitions(rules.name)
-    writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
-    writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
-    try:
-        writer.parquet(path)
-    except Exception as error:
-        if (own := own_error(error)) is not None:
-            raise own from None
-        if state_fault(error) is None and (fault_said := storage_fault(error)):
+    def count_batches(
+        self, spark: SparkSession, schema: str | None, batches: Sequence[StagedBatch]
+    ) -> dict[int, tuple[Piece, ...]]:
+        """Return the pieces of micro-batches that this run has staged, by micro-batch."""
+        found = self._measured(spark, schema, [staged.path for staged in batches])
+        by_batch: dict[int, tuple[Piece, ...]] = {}
+        for staged in batches:
+            pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
+            self._check_rows(staged.path, Contents.of(pieces), staged.contents)
+            by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
+        return by_batch
+
+    def count_again(self, spark: SparkSession, schema: str | None, pieces: Sequence[Piece]) -> None:
+        """Count the rows of pieces once more. StagingError if a file is missing, damaged or has other rows."""
+        measured_again = self._measured(spark, schema, sorted({piece.path for piece in pieces}))
+        found = {piece.key: Contents.of([piece]) for piece in measured_again}
+        for piece in pieces:
+            self._check_rows(piece.path, found.get(piece.key, Contents()), Contents.of([piece]))
+
+    def _measured(self, spark: SparkSession, schema: str | None, paths: Sequence[str]) -> list[Piece]:
+        try:
+            return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], schema) if paths else []
+        except AnalysisException as error:
             raise StagingError(
-                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count. Rows staged earlier "
-                "stay staged. Repair the storage and start again"
-            ) from None
-        raise
-    found = seen.get
-    return Contents(found["rows"], found["checksum"]), found["bytes"]
+                f"a staged file or micro-batch is missing below {self.folder}, one of {len(paths)}: "
+                f"{sentence_of(error)}. Nothing was committed. Bring it back from a copy, or {START_OVER}"
+            ) from error
+
+    def _check_rows(self, path: str, now: Contents, then: Contents) -> None:
+        if now != then:
+            raise StagingError(
+                f"{self.folder}/{path} holds {now}, but held {then} when it was staged: it was damaged or "
+                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop other "
+                f"writers and bring the file back from a copy, or {START_OVER}"
+            )
 
 
 def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) -> list[Piece]:
@@ -155,10 +193,19 @@ def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) 
             f"folders below {folder} were removed while they were listed, because a drain has ended: try again"
         ) from error
     files = [file_at(path) for path in below]
-    may_count = ledger.may_count(files, before)
+    may_count = may_count_of(ledger, files, before)
     others = [each for each in files if each.folder not in may_count]
     paths = [literal(f"{folder}/{path}") for path in sorted(may_count)]
     return [*others, *(measured(spark, paths, ledger.schema) if paths else ())]
+
+
+def may_count_of(ledger: Ledger, files: Sequence[Piece], before: int) -> set[str]:
+    """Return the folders that `Ledger.adopt` may let count: of each micro-batch, what its last run has completed."""
+    complete = [file for file in files if ledger.last_batch < file.batch_id < before and file.folder in ledger.records]
+    last_run: dict[int, int] = {}
+    for file in complete:
+        last_run[file.batch_id] = max(file.run, last_run.get(file.batch_id, file.run))
+    return {file.folder for file in complete if file.run == last_run[file.batch_id]}
 
 
 def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> list[Piece]:

@@ -120,7 +120,7 @@ class DeltaHistory(history.History):
         return changes[-1].version if changes else None
 
 
-def mark(app_id: str, number: int, intent_uuid: str) -> str:
+def metadata_of(app_id: str, number: int, intent_uuid: str) -> str:
     return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,17 +25,19 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, unfit, with_types
-from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, mark, whole_history
+from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, metadata_of, whole_history
 from spark_purgatory.spark.sink.table.history import (
     FIRST_LOOK,
     LOOKED_AT,
     NO_VERSION,
+    DrainCommit,
     History,
     TableFacts,
+    TableLook,
     TableState,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, TableLook, Target, listed
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -115,15 +117,24 @@ class DeltaTarget(Target):
 
         return whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
 
-    def state_after(self, spark: SparkSession, looked: TableLook, intent: Intent) -> TableState | None:
-        """The drain's version is the only one since the look before it."""
-        with suppress(AnalysisException):  # The table is gone
-            history = self.history(spark, intent.base_version)
-            commit = history.entries[0].commit if looked.facts and history.entries else None
-            is_next = history.entries[1:2] == looked.history.entries[:1]
-            if commit is not None and commit.intent_uuid == intent.uuid and is_next:
-                return TableState(looked.facts, history)
-        return None
+    def state(
+        self,
+        spark: SparkSession,
+        since: int | None,
+        app_id: str = "",
+        intent: Intent | None = None,
+        looked: TableLook | None = None,
+    ) -> TableState:
+        """Without another look at the facts if the drain's version is the only one since ``looked``."""
+        if intent is not None and looked is not None and looked.facts is not None:
+            with suppress(AnalysisException):  # The table is gone.
+                history = self.history(spark, since)
+                commit = history.entries[0].commit if history.entries else None
+                is_next = history.entries[1:2] == looked.history.entries[:1]
+                if commit is not None and commit.intent_uuid == intent.uuid and is_next:
+                    return TableState(looked.facts, history)
+        facts = self.facts(spark)
+        return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
     def exists(self, spark: SparkSession) -> bool:
         """A folder without a table does not count."""
@@ -183,10 +194,15 @@ class DeltaTarget(Target):
         return f"ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{version}')"
 
     def append(
-        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+        self,
+        rows: DataFrame,
+        looked: TableLook,
+        mark: tuple[str, int, str],
+        max_file_rows: int,
+        check_alone: Callable[[], None],
     ) -> None:
         """Delta skips the transaction if it has one of the app id with this number, or a later one."""
-        metadata, facts = mark(app_id, number, intent_uuid), looked.facts
+        (app_id, number, _), metadata, facts = mark, metadata_of(*mark), looked.facts
         if looked.types is not None:
             rows = with_types(rows, looked.types)
         writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
@@ -203,9 +219,9 @@ class DeltaTarget(Target):
             else:
                 writer.save(str(self.path))
 
-    def check_written(self, state: TableState, before: int, version: int) -> None:
+    def settle(self, spark: SparkSession, state: TableState, before: int, commit: DrainCommit) -> None:
         """Delta looks for columns by name when a write begins, which is after the look at the table."""
-        history = state.history.up_to(version)
+        version, history = commit.version, state.history.up_to(commit.version)
         late = self._renamed(state.facts, history, before) if state.facts and history.entries else None
         if late is not None:
             raise SchemaMismatchError(

@@ -12,7 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
 
 NO_VERSION = -1  # The version before a table's first one.
 FIRST_LOOK = 10  # Versions that are read first: all since the last drain, unless others write much.
@@ -132,3 +135,12 @@ class TableFacts:
 class TableState(NamedTuple):
     facts: TableFacts | None  # None if there is no table.
     history: History  # Since a version that was asked for, unless it was cut; empty if there is no table.
+
+
+class TableLook(NamedTuple):
+    """The table as it was when it was looked at for a drain."""
+
+    facts: TableFacts | None
+    history: History
+    columns: str  # Those of the rows in the form of the staging log, with their names of then.
+    types: T.StructType | None = None  # Types of the table to cast the rows to; None: as they are.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
@@ -33,13 +33,14 @@ from spark_purgatory.spark.sink.table.history import (
     DrainCommit,
     History,
     TableFacts,
+    TableLook,
     TableState,
     TableVersion,
     Undone,
     Words,
 )
 from spark_purgatory.spark.sink.table.table_place import SESSION_CATALOG, name_parts, sql_name
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, TableLook, Target
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
 from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -145,7 +146,6 @@ def iceberg_package(spark_version: str) -> str | None:
 
 class IcebergTarget(Target):
     format = "Iceberg"
-    publishes = True
     no_history = SnapshotHistory(())
 
     def __init__(self, options: SinkOptions) -> None:
@@ -196,7 +196,13 @@ class IcebergTarget(Target):
         return snapshot_history(rows, refs, tags) if is_of_one_time else self.history(spark)
 
     def state(
-        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None, looks: int = 5
+        self,
+        spark: SparkSession,
+        since: int | None,
+        app_id: str = "",
+        intent: Intent | None = None,
+        looked: TableLook | None = None,
+        looks: int = 5,
     ) -> TableState:
         """If expiry has cut the history, look for other traces of an intent. StorageError if there are none."""
         try:
@@ -217,7 +223,7 @@ class IcebergTarget(Target):
         except SPARK_FAULTS as error:
             if looks == 1 or not _EXPIRED.search(str(error)):
                 raise
-        return self.state(spark, since, app_id, intent, looks - 1)  # Files expired while they were read.
+        return self.state(spark, since, app_id, intent, looks=looks - 1)  # Files expired while they were read.
 
     def _has(
         self, spark: SparkSession, facts: TableFacts, history: SnapshotHistory, app_id: str, intent: Intent
@@ -258,9 +264,15 @@ class IcebergTarget(Target):
         return sorted(row[0] for row in spark.sql(f"SELECT file_size_in_bytes FROM {self.table}.data_files").collect())
 
     def append(
-        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+        self,
+        rows: DataFrame,
+        looked: TableLook,
+        mark: tuple[str, int, str],
+        max_file_rows: int,
+        check_alone: Callable[[], None],
     ) -> None:
-        """Write to the branch, unless this intent was written there before."""
+        """Write to the branch, unless this intent was written there before, and pick what was written."""
+        app_id, number, intent_uuid = mark
         spark, branch = rows.sparkSession, branch_of(app_id)
         if looked.facts is None:
             self._create(rows)
@@ -269,14 +281,13 @@ class IcebergTarget(Target):
             # A table without a snapshot has one on the branch if a try has failed. Iceberg would not replace that.
             if branch not in history.refs or history.version not in (NO_VERSION, history.refs[branch]):
                 self._move(spark, branch, history.version)
-            mark = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
+            summary = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
             rows = rows if looked.types is None else self._fitted(rows, looked.types)
-            self._write(rows, branch, mark, self.file_bytes if max_file_rows else NO_CUT)
+            self._write(rows, branch, summary, self.file_bytes if max_file_rows else NO_CUT)
             self._written_by_us = intent_uuid
-
-    def publish(self, spark: SparkSession, intent_uuid: str, facts: TableFacts | None) -> None:
+        check_alone()  # Another run may have ended the drain meanwhile, and the table may have forgotten it since.
         written = self.history(spark).written(intent_uuid)
-        if facts is not None and SAYS + intent_uuid in facts.properties:
+        if looked.facts is not None and SAYS + intent_uuid in looked.facts.properties:
             self._forget(spark, intent_uuid)  # What was said of the last attempt says nothing of this one.
         self._pick(spark, written)
         self._picked = intent_uuid
@@ -318,12 +329,13 @@ class IcebergTarget(Target):
             if not _THERE.search(str(error)):
                 raise
 
-    def keep(self, spark: SparkSession, app_id: str, version: int) -> None:
+    def settle(self, spark: SparkSession, state: TableState, before: int, commit: DrainCommit) -> None:
         """Move the branch to the last drain's snapshot, which then does not expire.
 
         If an earlier run wrote the snapshot, it may still be alive and pick it again. The branch then moves to the
         parent, so that the snapshot expires no later than the ancestors from which Iceberg knows that it was picked.
         """
+        version, branch = commit.version, branch_of(commit.app_id)
         try:
             history = self.history(spark)
             if version == NO_VERSION:
@@ -331,8 +343,8 @@ class IcebergTarget(Target):
             elif history.snapshots.get(version, {}).get(INTENT, self._written_by_us) != self._written_by_us:
                 parent = history.parents.get(version, NO_VERSION)
                 version = parent if parent in history.snapshots else version
-            if history.refs.get(branch_of(app_id)) != version:
-                self._move(spark, branch_of(app_id), version)
+            if history.refs.get(branch) != version:
+                self._move(spark, branch, version)
         except SPARK_FAULTS as error:
             LOG.warning(f"Iceberg table {self}: the last drain's snapshot may expire: {sentence_of(error)}")
 

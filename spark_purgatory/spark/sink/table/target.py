@@ -7,7 +7,7 @@ the rows of a drain once, with the drain's mark.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, changed, fitted_columns, is_padded
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, History, TableFacts, TableState
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, DrainCommit, History, TableFacts, TableLook, TableState
 
 # A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
@@ -34,22 +34,12 @@ class SpecialColumns(NamedTuple):
     closed: frozenset[str] = frozenset()  # The stream has them, but they take no values (IDENTITY).
 
 
-class TableLook(NamedTuple):
-    """The table as it was when it was looked at for a drain."""
-
-    facts: TableFacts | None
-    history: History
-    columns: str  # Those of the rows in the form of the staging log, with their names of then.
-    types: T.StructType | None = None  # Types of the table to cast the rows to; None: as they are.
-
-
 class Target(ABC):
     format: ClassVar[str]  # Its name in texts.
     no_history: ClassVar[History]  # The history of a table that does not exist.
     adding: ClassVar[str] = ""  # The setting by which a drain may add columns that the table lacks.
     widening: ClassVar[str] = ""  # The remedy that must come before a column's type is widened.
     renaming: ClassVar[str] = ""  # The remedy that must come before a column is renamed.
-    publishes: ClassVar[bool] = False  # `append` writes where nobody reads, and `publish` follows.
 
     def __init__(self, options: SinkOptions) -> None:
         self.path, self.table = options.path, options.table
@@ -107,15 +97,21 @@ class Target(ABC):
 
     @abstractmethod
     def append(
-        self, rows: DataFrame, looked: TableLook, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int
+        self,
+        rows: DataFrame,
+        looked: TableLook,
+        mark: tuple[str, int, str],
+        max_file_rows: int,
+        check_alone: Callable[[], None],
     ) -> None:
-        """Write rows in one transaction, with the mark of a drain. ``max_file_rows`` of 0 is no limit."""
+        """Write rows in one transaction, with the mark of a drain: app id, number, the intent's uuid.
 
-    def publish(self, spark: SparkSession, intent_uuid: str, facts: TableFacts | None) -> None:  # noqa: B027
-        """Add what `append` has written to the table, if the format `publishes`."""
+        ``max_file_rows`` of 0 is no limit. ``check_alone`` is called last if rows that nobody reads are written first.
+        """
 
-    def check_written(self, state: TableState, before: int, version: int) -> None:  # noqa: B027
-        """Raise SchemaMismatchError if columns changed names after ``before``, before a drain became ``version``."""
+    @abstractmethod
+    def settle(self, spark: SparkSession, state: TableState, before: int, commit: DrainCommit) -> None:
+        """Check and keep the version of a drain that was found, for which the table was looked at in ``before``."""
 
     def refresh(self, spark: SparkSession) -> None:  # noqa: B027
         """Let the session see what other sessions have committed."""
@@ -153,22 +149,20 @@ class Target(ABC):
             "give these, or write to a new table"
         )
 
-    def keep(self, spark: SparkSession, app_id: str, version: int) -> None:  # noqa: B027
-        """Keep the version of the query's last drain from expiry, if the format needs that."""
-
-    def state_after(self, spark: SparkSession, looked: TableLook, intent: Intent) -> TableState | None:
-        """Return the table if nothing but the intent's commit has changed it; None if that does not show at once."""
-        return None
-
+    @abstractmethod
     def state(
-        self, spark: SparkSession, since: int | None, app_id: str = "", intent: Intent | None = None
+        self,
+        spark: SparkSession,
+        since: int | None,
+        app_id: str = "",
+        intent: Intent | None = None,
+        looked: TableLook | None = None,
     ) -> TableState:
         """Return the table with all versions from ``since``, and the commit of an intent if the table has it.
 
-        Raises as `facts`, and StorageError if the table no longer shows whether it has the commit.
+        ``looked``: the table before that commit, if this run made it. Raises as `facts`, and StorageError if the table
+        no longer shows whether it has the commit.
         """
-        facts = self.facts(spark)
-        return TableState(facts, self.no_history if facts is None else self.history(spark, since))
 
     def check(self, spark: SparkSession, table_id: str | None, schema: str, since: int | None) -> TableLook:
         """Check before a drain that the table has the id ``table_id`` and takes the columns of ``schema``.
