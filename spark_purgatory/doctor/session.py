@@ -27,7 +27,7 @@ from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, gath
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, check_features, is_without_delta, what_lacks
+from spark_purgatory.spark.sink.table.delta_target import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
 from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
@@ -246,8 +246,6 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
     try:
         target = opened(with_format(spark, options))
         facts = target.facts(spark)
-        if facts is not None and isinstance(target, DeltaTarget):
-            check_features(spark, str(target), target.sql_place, facts.features)
     except PurgatoryError as error:
         name = type(error).__name__
         yield Finding("table", f"{name}: exactly-once would end" if "Forgets" in name else name, str(error))

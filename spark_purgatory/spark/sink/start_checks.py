@@ -31,7 +31,7 @@ from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.table_place import app_id_of, claim
-from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
+from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import check_files, check_not_moved
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -78,14 +78,14 @@ def checked(
                     f"from a copy and start again, or {START_OVER}"
                 )
         else:
-            there, names_version, special = target.check_start(spark, facts, schema, waiting)
-            partition_by = _of_table(spark, options, schema, target, facts=facts, special=special)
+            there, names_version = target.check_start(spark, facts, schema, waiting)
+            partition_by = _of_table(spark, options, schema, target, facts)
             target.check_columns(spark, facts, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
             has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
             if has_new or len({*map(str.lower, schema.names)}) < len(schema.names):
                 _check_new_columns(spark, target, schema, (), facts)
-            _check_special(target, schema, there, special)
+            _check_not_null(target, schema, there, facts)
             if not (has_begun or options.shares_table):
                 _warn_of_others(spark, target, checkpoint)
         if bound.table and not has_begun and table_place.forgets_names(spark, bound.table):
@@ -162,25 +162,19 @@ def _in_stream(spark: SparkSession, name: str, schema: T.StructType, anyhow: boo
 
 
 def _of_table(
-    spark: SparkSession,
-    options: SinkOptions,
-    schema: T.StructType,
-    target: Target,
-    facts: TableFacts,
-    special: SpecialColumns,
+    spark: SparkSession, options: SinkOptions, schema: T.StructType, target: Target, facts: TableFacts
 ) -> tuple[str, ...]:
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
-    for name in ours:
-        if name.lower() not in special.filled:
-            _in_stream(spark, name, schema)
+    for name in () if facts.may_fill else ours:
+        _in_stream(spark, name, schema)
     if ours and [name.lower() for name in ours] != theirs:
         raise target.partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
     lacking = [name for name in facts.partition_by if name.lower() not in lower]
-    if strange := [name for name in lacking if name.lower() not in special.filled]:
+    if lacking and not facts.may_fill:
         raise SchemaMismatchError(
-            f"table {target} is partitioned by {', '.join(strange)}, which the stream lacks; it "
+            f"table {target} is partitioned by {', '.join(lacking)}, which the stream lacks; it "
             f"has {', '.join(schema.names)}. Nothing was started. Add the column to the stream"
         )
     return tuple(_in_stream(spark, name, schema, anyhow=True) for name in facts.partition_by if name not in lacking)
@@ -199,15 +193,10 @@ def _check_new_columns(
         raise ConfigError(f"table {target} cannot hold the stream, so nothing was started: {'; '.join(reasons)}")
 
 
-def _check_special(target: Target, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:
+def _check_not_null(target: Target, schema: T.StructType, there: T.StructType, facts: TableFacts) -> None:
     given = {name.lower() for name in schema.names}
-    if closed := sorted(special.closed & given):
-        raise SchemaMismatchError(
-            f"columns {', '.join(closed)} of table {target} are GENERATED ALWAYS AS IDENTITY and take no values from "
-            "rows, but the stream has them. Nothing was started. Drop them from the stream"
-        )
-    must = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
-    if lacking := [name for name in must if name.lower() not in special.filled]:
+    lacking = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
+    if lacking and not facts.may_fill:
         raise SchemaMismatchError(
             f"columns {', '.join(lacking)} of table {target} are NOT NULL, and the stream lacks them. Nothing was "
             "started. Add them to the stream, or ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL"

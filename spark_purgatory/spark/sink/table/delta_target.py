@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +36,7 @@ from spark_purgatory.spark.sink.table.history import (
     TableState,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target, listed
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target, listed
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -50,20 +49,8 @@ DELTA_SETTINGS: Mapping[str, str] = {  # A session must be started with these an
 TESTED_DELTA = "4.4.0"  # For the name of the package where only the client of Spark Connect is installed.
 # Conditions of DESCRIBE DETAIL without the extension, and without the catalog.
 WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
-# Features of a table that Delta 4.4 writes. A statement shows if Delta can write others.
-KNOWN_FEATURES = frozenset(
-    "allowColumnDefaults appendOnly catalogManaged changeDataFeed checkConstraints checkpointProtection clustering "
-    "columnMapping coordinatedCommits-preview deletionVectors domainMetadata generatedColumns icebergCompatV1 "
-    "icebergCompatV2 identityColumns inCommitTimestamp invariants materializePartitionColumns rowTracking timestampNtz "
-    "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
-    "variantType variantType-preview".split()
-)
 # A table's property under this prefix, without ``delta.``, is the session's default for new tables.
 DEFAULTS = "spark.databricks.delta.properties.defaults."
-# Only tables with one of these features can have columns that Delta fills.
-SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
-WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
-_CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 LEAN_SETTINGS: Mapping[str, str] = {  # Defaults that make small appends cheap, for a session of one's own.
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
@@ -256,9 +243,8 @@ class DeltaTarget(Target):
 
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
-    ) -> tuple[T.StructType, int, SpecialColumns]:
-        """Delta must be able to write it, and rows that wait must have its names."""
-        check_features(spark, str(self), self.sql_place, facts.features)
+    ) -> tuple[T.StructType, int]:
+        """Rows that wait must have its names."""
         # Read before the columns, so that a later rename is found.
         history = self.history(spark) if waiting is None else self.history_of_names(spark, waiting, facts)
         there, version = self.read(spark).schema, history.version
@@ -266,10 +252,7 @@ class DeltaTarget(Target):
         if waiting is not None and history.undone(waiting.version) is None:
             self.check_names(waiting, facts, there, history)
             version = waiting.version if waiting.rows == rows else version
-        special = SpecialColumns()
-        if SPECIAL_FEATURES & set(facts.features):
-            special = special_columns(spark, self.sql_place, there.names, rows.names)
-        return there, version, special
+        return there, version
 
     def _zone(self, rows: DataFrame, facts: TableFacts | None) -> dict[str, str]:
         """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""
@@ -302,44 +285,12 @@ class DeltaTarget(Target):
         return None
 
 
-# --- the place of a new table, and columns that Delta fills itself ---------------------------------------------------
+# --- the place of a new table ----------------------------------------------------------------------------------------
 
 
 def default(spark: SparkSession, name: str) -> str:
     """Return a property that new tables get from the session."""
     return spark.conf.get(f"{DEFAULTS}{name.removeprefix('delta.')}", "none") or "none"
-
-
-def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
-    """Return the columns that Delta fills itself: generated, identity, default. No column's description shows them.
-
-    Delta plans a MERGE that would insert the stream's columns alone, and does not run it. The plan has a value for each
-    column of the table, and ``null`` for columns that Delta does not fill. It works by name and by path (``place``).
-    A column that the plan does not show counts as filled: the first drain finds out.
-    """
-    ours = {name.lower() for name in given}
-    closed: set[str] = set()
-    while True:
-        taken = [name for name in there if name.lower() in ours - closed]
-        plan = _plan(spark, place, taken) if taken else ""
-        refused = _CLOSED.search(plan)
-        if refused is None or refused[1].lower() not in ours - closed:
-            break
-        closed.add(refused[1].lower())
-    lacking = {name.lower(): re.escape(back_ticked(name)) for name in there if name.lower() not in ours}
-    filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
-    return SpecialColumns(frozenset(filled), frozenset(closed))
-
-
-def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
-    names = [back_ticked(name) for name in columns]
-    values = ", ".join(f"new.{name}" for name in names)
-    with settings(spark, WHOLE_PLAN):
-        explained = spark.sql(
-            f"EXPLAIN EXTENDED MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
-        ).first()
-    return "" if explained is None else str(explained[0])
 
 
 def check_known(
@@ -434,23 +385,3 @@ def what_lacks(spark: SparkSession) -> str:
         "delta.configure_spark_with_delta_pip(builder) adds the package. Settings of a session that runs cannot be "
         "changed. For an Iceberg table set format='iceberg'"
     )
-
-
-def check_features(spark: SparkSession, name: str, place: str, features: Iterable[str]) -> None:
-    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table in SQL."""
-    unknown = sorted(set(features) - KNOWN_FEATURES)
-    if not unknown:
-        return
-    try:
-        # It needs the same permissions and features as an append, and commits nothing.
-        spark.sql(
-            f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
-            "WHEN NOT MATCHED THEN INSERT *"
-        ).collect()
-    except SPARK_FAULTS as error:
-        if "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" not in str(error):
-            return  # Not allowed to merge: the first drain will show.
-        raise StorageError(
-            f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
-            "Nothing was started. Use a version of Delta that has them"
-        ) from None

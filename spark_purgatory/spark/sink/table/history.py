@@ -127,6 +127,11 @@ class TableFacts:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def may_fill(self) -> bool:
+        """True if Delta may fill columns that rows lack: generated ones, identities, those with a default."""
+        return not {"allowColumnDefaults", "generatedColumns", "identityColumns"}.isdisjoint(self.features)
+
+    @property
     def may_be_renamed(self) -> bool:
         """True if columns may have been renamed, also if the table no longer maps names, or has dropped the feature."""
         return self.is_mapped or not {"columnMapping", "checkpointProtection"}.isdisjoint(self.features)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,13 +25,6 @@ from spark_purgatory.spark.sink.table.history import FIRST_LOOK, DrainCommit, Hi
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
 MAX_ADDED = 5  # A table that lacks more columns than this looks like another table.
 MAX_LISTED = 12
-
-
-class SpecialColumns(NamedTuple):
-    """Names of columns in lower case."""
-
-    filled: frozenset[str] = frozenset()  # The stream lacks them, and the table fills them.
-    closed: frozenset[str] = frozenset()  # The stream has them, but they take no values (IDENTITY).
 
 
 class Target(ABC):
@@ -136,11 +129,10 @@ class Target(ABC):
     @abstractmethod
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
-    ) -> tuple[T.StructType, int, SpecialColumns]:
+    ) -> tuple[T.StructType, int]:
         """Check an existing table for a stream of such rows; ``waiting`` are the columns of rows that may be staged.
 
-        Returns its columns, the version whose column names the stream has, and columns that take no values, or need
-        none. Raises SchemaMismatchError, StorageError.
+        Returns its columns, and the version whose column names the stream has. Raises SchemaMismatchError.
         """
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
