@@ -6,16 +6,13 @@ import re
 import shutil
 import sys
 import venv
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.state import GroupState
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import (
@@ -345,24 +342,6 @@ def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream) -> 
     with pytest.raises(ConfigError, match=r"df is a str, not a streaming DataFrame: read one with spark\.readStream"):
         sink.write_stream("/lake/rows", checkpoint=str(stream.checkpoint))  # type: ignore[arg-type]
     assert not stream.checkpoint.exists()
-
-
-def running_count(key: tuple[int], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    yield pd.DataFrame({"part": [key[0]], "count": [sum(len(batch) for batch in batches)]})
-
-
-def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy(stream: Stream) -> None:
-    plans: list[Callable[[], DataFrame]] = [
-        lambda: stream.rows().groupBy("part").count(),
-        lambda: stream.rows().groupBy("part").count().orderBy("part"),
-        lambda: (
-            stream.rows()
-            .groupBy("part")
-            .applyInPandasWithState(running_count, "part bigint, count bigint", "n bigint", "update", "NoTimeout")
-        ),
-    ]
-    for plan in plans:
-        refused(stream, ConfigError, r"in another output mode only( \([A-Z_.\d]+\))?, but .* watermark", plan())
 
 
 @pytest.mark.long

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.policy import Callback
 from spark_purgatory.config import SinkOptions
@@ -42,15 +38,13 @@ from spark_purgatory.spark.sink.table.history import NO_VERSION, TableState
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
-from spark_purgatory.spark.storage.query_start import Decide, started
+from spark_purgatory.spark.storage.query_start import started
 from spark_purgatory.spark.storage.spark_access import own_session
 from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
 DEFAULT_TRIGGER_MS = 10_000
-TRIES = 5  # To read table, checkpoint and staged rows of one time.
-# Spark's errors about a plan and its output mode; errors about a function's own mode have no condition.
-OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
+TRIES = 10  # To read table, checkpoint and staged rows of one time.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -130,7 +124,7 @@ class RecordAccumulator(SinkOptions):
             The running query. Its `awaitTermination` drains what is staged when the query ends by itself.
 
         Raises:
-            ConfigError: The table, the checkpoint, the columns or the output mode cannot work. Nothing was started.
+            ConfigError: The table, the checkpoint or the columns cannot work. Nothing was started.
             TableLostError: The table that the checkpoint belongs to was replaced, restored or removed.
             StateMismatchError: ``df`` comes from `Purgatory.resolve` and cannot continue from the checkpoint's state.
                 The message lists every difference and the remedy (docs/upgrading.md).
@@ -160,7 +154,7 @@ class RecordAccumulator(SinkOptions):
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer, spark, checkpoint, decide), sender, spark, chosen, waiting)
+        query = AccumulatorQuery(started(writer, spark, checkpoint, decide=decide), sender, spark, chosen, waiting)
         self._started[:] = [query]
         LOG.info(
             f"query {query_name or query.id} started: table {self}, checkpoint {without_login(checkpoint)}, "
@@ -247,23 +241,17 @@ class RecordAccumulator(SinkOptions):
         return self._started[-1]
 
     def _checked_trigger(self, trigger: Mapping[str, Any] | None) -> dict[str, Any]:
-        if trigger is None:
-            default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
-            return {"processingTime": f"{default_ms} milliseconds"}
-        if (
-            not isinstance(trigger, Mapping)
-            or len(trigger) != 1
-            or not {*trigger} <= {"processingTime", "availableNow"}
-            or trigger.get("availableNow", True) is not True
-        ):
-            raise ConfigError(f"{trigger=} must be {{'processingTime': '10 seconds'}} or {{'availableNow': True}}")
-        return trigger_of(**trigger)
+        match trigger:
+            case None:
+                default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
+                return {"processingTime": f"{default_ms} milliseconds"}
+            case {"processingTime": _} | {"availableNow": True} if len(trigger) == 1:
+                return trigger_of(**trigger)
+        raise ConfigError(f"{trigger=} must be {{'processingTime': '10 seconds'}} or {{'availableNow': True}}")
 
     def _refuse(self, df: DataFrame, checkpoint: str) -> None:
-        if not hasattr(df, "isStreaming"):
+        if not getattr(df, "isStreaming", False):
             raise ConfigError(f"df is a {type(df).__name__}, not a streaming DataFrame: read one with spark.readStream")
-        if not df.isStreaming:
-            raise ConfigError("df is a batch DataFrame, and write_stream takes a streaming one: write it with df.write")
         if self._started and self._started[-1].isActive:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another accumulator")
         require_name(checkpoint, "checkpoint")
@@ -278,20 +266,6 @@ def trigger_of(processingTime: Duration | None = None, availableNow: bool | None
     return {"processingTime": f"{parse_duration(processingTime, 'trigger processingTime') // 1000} milliseconds"}
 
 
-def _start(writer: DataStreamWriter, spark: SparkSession, checkpoint: str, decide: Decide) -> StreamingQuery:
-    try:
-        return started(writer, spark, checkpoint, decide=decide)
-    except AnalysisException as error:
-        if not OTHER_MODES.search(str(error)):
-            raise
-        name = f" ({error.getCondition()})" if error.getCondition() else ""
-        raise ConfigError(  # Spark's error shows the whole plan.
-            f"Spark runs this stream in another output mode only{name}, but the table is appended to, each row once. "
-            "For an aggregation give the stream a watermark and group by a window of its column: each result comes "
-            "once, when it is final. To update rows in place use foreachBatch with MERGE"
-        ) from None
-
-
 # --- the table with its staged rows, as if everything staged were drained now ----------------------------------------
 
 
@@ -299,7 +273,7 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
     """Return a version of the table with the staged rows that it does not have, each row once.
 
     A micro-batch is included once Spark has committed it or a drain has taken some of it. The table's version is read
-    before and after the staging folder, until both are equal.
+    before and after the staging folder, and all again if they differ or a drain has removed files meanwhile.
     """
     if not is_checkpoint(spark, checkpoint):
         raise ConfigError(
@@ -307,7 +281,6 @@ def staged_view(spark: SparkSession, target: Target, checkpoint: str) -> DataFra
             "the checkpoint of the query whose staged rows you want"
         )
     for _ in range(TRIES - 1):
-        # A drain that has ended since the look has removed files. The table has their rows now.
         with suppress(StagingError):
             return _view_now(spark, target, checkpoint)
     return _view_now(spark, target, checkpoint)
@@ -350,38 +323,37 @@ def _looked_at(
     ours = {"path": here.path} if here.path else {"table": str(here.table)}
     is_named = not claimed or table_place.is_one_table(claimed, ours)
     app_id = table_place.app_id_of(spark, checkpoint)
-    for _ in range(TRIES):
-        version = target.state(spark, None).history.version
-        committed = next_batch(spark, checkpoint)
-        ledger = read_ledger(spark, place, others_write=True)
-        ledger.names = Names(checkpoint, place.uri, str(target), app_id)
-        fault = None
-        try:
-            pieces = pieces_below(spark, place.uri, ledger, committed)
-            repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
-            ledger.adopt(pieces, committed, repartitions)
-        except StagingError as error:
-            # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
-            fault = error
-        since = ledger.first_needed_version
-        if since is None and ledger.schema is not None:
-            since = StagedColumns.of(ledger.schema).version
-        state = target.state(spark, since, app_id)
-        if version == state.history.version:
-            if not is_named and not _is_of(ledger, state):
-                theirs = next(iter(claimed.values()))
-                raise ConfigError(
-                    f"checkpoint={checkpoint!r} belongs to table {theirs}, and table {target} has no rows of its "
-                    f"query: name {theirs}"
-                )
-            drains = ledger.next_drain - (not ledger.is_done)
-            if drains and version == NO_VERSION and target.table:
-                check_name(spark, target.table, drains, app_id)
-            compare(ledger, state)
-            if fault is not None:
-                raise fault
-            return ledger, _waiting(ledger, state), version
-    raise StagingError(f"table {target} changed {TRIES} times while its staged rows were read: try again")
+    version = target.state(spark, None).history.version
+    committed = next_batch(spark, checkpoint)
+    ledger = read_ledger(spark, place, others_write=True)
+    ledger.names = Names(checkpoint, place.uri, str(target), app_id)
+    fault = None
+    try:
+        pieces = pieces_below(spark, place.uri, ledger, committed)
+        repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
+        ledger.adopt(pieces, committed, repartitions)
+    except StagingError as error:
+        # A drain that ends meanwhile removes files. They were damaged only if nothing else has changed.
+        fault = error
+    since = ledger.first_needed_version
+    if since is None and ledger.schema is not None:
+        since = StagedColumns.of(ledger.schema).version
+    state = target.state(spark, since, app_id)
+    if version != state.history.version:
+        raise StagingError(f"table {target} changed while its staged rows were read: try again")
+    if not is_named and not _is_of(ledger, state):
+        theirs = next(iter(claimed.values()))
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} belongs to table {theirs}, and table {target} has no rows of its query: name "
+            f"{theirs}"
+        )
+    drains = ledger.next_drain - (not ledger.is_done)
+    if drains and version == NO_VERSION and target.table:
+        check_name(spark, target.table, drains, app_id)
+    compare(ledger, state)
+    if fault is not None:
+        raise fault
+    return ledger, _waiting(ledger, state), version
 
 
 def _is_of(ledger: Ledger, state: TableState) -> bool:
