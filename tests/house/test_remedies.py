@@ -133,7 +133,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "remove that folder and start again",
         ),
         "test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query": (
-            "Move the folder elsewhere and start again",
+            "move the folder elsewhere and start again",
         ),
         "test_a_table_whose_name_the_catalog_forgot_loses_nothing_by_any_advice": (
             "or register it in this session and start again",
@@ -144,7 +144,7 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
     "spark/test_table_place.py": {
         "test_rows_that_wait_go_to_a_column_whose_type_was_widened": ("Widen the columns of the table",),
         "test_a_column_that_was_made_anew_with_another_type_is_added_again_as_the_error_says": (
-            "Give such a column of the table another name",
+            "give such a column of the table another name",
         ),
         "test_a_table_that_was_renamed_is_known": (
             "If it was renamed, start with its new name",

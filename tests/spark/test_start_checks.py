@@ -111,7 +111,6 @@ def test_a_table_that_does_not_take_the_stream_is_named(stream: Stream) -> None:
         ("part bigint", r"table .* lacks n\."),
         ("n int, part bigint", r"has other types for n \(bigint, in the table int\)"),
         ("n bigint, part bigint, must int NOT NULL", r"columns must of table .* are NOT NULL"),
-        ("a bigint, b bigint, c bigint, d bigint", "has no column of the stream: it looks like another table"),
     )
     for number, (columns, said) in enumerate(tables):
         path = f"{stream.folder}/{number}"
@@ -190,7 +189,7 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     monkeypatch.undo()
     stream.spark.range(5).selectExpr("id AS n", "id AS part").write.mode("append").parquet(str(folder))
     if by_name:
-        with pytest.raises(ConfigError, match=r"and no Delta table: the first drain may .*Move the folder elsewhere"):
+        with pytest.raises(ConfigError, match=r"and no Delta table\. .*move the folder elsewhere"):
             stream.run(stream.rows())
         shutil.move(folder, stream.folder / "elsewhere")
     assert stream.run(stream.rows()).numbers() == every(1)

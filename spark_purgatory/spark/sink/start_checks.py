@@ -37,7 +37,6 @@ from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
-MAX_OTHERS = 3  # A warning names so many of the queries that have filled a table.
 
 
 def checked(
@@ -51,8 +50,6 @@ def checked(
     with settings(spark, SMALL_QUERY):
         given = replace(options, partition_by=())
         given = replace(given, format=with_format(spark, given).format)
-        if given.table:
-            _facts(spark, opened(given))  # A temporary view is found by this name alone.
         now, names_version, ledger = table_place.resolved(spark, given), NO_VERSION, Ledger()
         target, facts, folder = _looked_at(spark, now, checkpoint)
         names, table_id = [str(each.path or each.table) for each in (now, given)], facts.id if facts else ""
@@ -68,7 +65,7 @@ def checked(
             ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))
         waiting = StagedColumns.of(ledger.schema) if ledger.schema is not None and ledger.may_wait else None
         if facts is None:
-            partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
+            partition_by = tuple(_in_stream(name, schema) for name in options.names_of("partition_by"))
             _check_new_columns(spark, target, schema, partition_by, facts)
             _check_new(spark, target, folder, ledger, app_id_of(spark, checkpoint) if has_begun else None)
             if waiting is not None and waiting.version != NO_VERSION and ledger.intent is None and target.table:
@@ -79,7 +76,7 @@ def checked(
                 )
         else:
             there, names_version = target.check_start(spark, facts, schema, waiting)
-            partition_by = _of_table(spark, options, schema, target, facts)
+            partition_by = _of_table(options, schema, target, facts)
             target.check_columns(spark, facts, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
             has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
@@ -111,13 +108,12 @@ def _has_filled(spark: SparkSession, target: Target, checkpoint: str) -> bool:
 def _warn_of_others(spark: SparkSession, target: Target, checkpoint: str) -> None:
     """Warn of other queries: a new one reads its sources from their beginning, and may bring their rows again."""
     others = [
-        f"{app_id} ({len(drains):,} drain{'s' * (len(drains) != 1)}, the last in version {drains[0].version} at "
-        f"{drains[0].at})"
+        f"{app_id} (last in version {drains[0].version} at {drains[0].at})"
         for app_id, drains in target.history(spark, first=LOOKED_AT).queries().items()
     ]
     if others:
         LOG.warning(
-            f"table {target} was filled by {' and by '.join(others[:MAX_OTHERS])}. Checkpoint {checkpoint} is new: its "
+            f"table {target} was filled by {' and by '.join(others)}. Checkpoint {checkpoint} is new: its "
             "query reads the sources from their beginning and may write rows that the table already has. To go on, "
             "start with the other query's checkpoint. If several queries fill the table, each from other sources, give "
             "shares_table=True"
@@ -152,22 +148,19 @@ def _facts(spark: SparkSession, target: Target) -> TableFacts | None:
 # --- partition columns -----------------------------------------------------------------------------------------------
 
 
-def _in_stream(spark: SparkSession, name: str, schema: T.StructType, anyhow: bool = False) -> str:
-    """Return the stream's name of a column, found as Spark finds columns; ``anyhow`` ignores case as Delta does."""
-    sensitive = not anyhow and spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+def _in_stream(name: str, schema: T.StructType) -> str:
+    """Return the stream's name of a column. Case is ignored, as the table does."""
     for known in schema.names:
-        if known == name or (not sensitive and known.lower() == name.lower()):
+        if known.lower() == name.lower():
             return known
     raise ConfigError(f"partition_by={name!r} is not a column of the stream; it has {', '.join(schema.names)}")
 
 
-def _of_table(
-    spark: SparkSession, options: SinkOptions, schema: T.StructType, target: Target, facts: TableFacts
-) -> tuple[str, ...]:
+def _of_table(options: SinkOptions, schema: T.StructType, target: Target, facts: TableFacts) -> tuple[str, ...]:
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
     for name in () if facts.may_fill else ours:
-        _in_stream(spark, name, schema)
+        _in_stream(name, schema)
     if ours and [name.lower() for name in ours] != theirs:
         raise target.partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
@@ -177,7 +170,7 @@ def _of_table(
             f"table {target} is partitioned by {', '.join(lacking)}, which the stream lacks; it "
             f"has {', '.join(schema.names)}. Nothing was started. Add the column to the stream"
         )
-    return tuple(_in_stream(spark, name, schema, anyhow=True) for name in facts.partition_by if name not in lacking)
+    return tuple(_in_stream(name, schema) for name in facts.partition_by if name not in lacking)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from spark_purgatory.spark.sink.table.history import (
     TableState,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target, listed
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -161,8 +161,8 @@ class DeltaTarget(Target):
         lacking = [field for field in columns.rows.fields if field.name.lower() not in known]
         adding = f"{self._adding(lacking)}, and " if lacking else ""
         raise SchemaMismatchError(
-            f"{why} after rows were staged under the names of version {columns.version} "
-            f"({listed(columns.rows.names)}). Nothing was written, and staged rows wait. {back or 'If '}staged rows "
+            f"{why} after rows were staged under the names of version {columns.version}. "
+            f"Nothing was written, and staged rows wait. {back or 'If '}staged rows "
             f"may go to the columns that have these names now, {adding}say so: {self._as_of(history.version)}, and "
             "start again"
         )
@@ -337,18 +337,12 @@ def check_place(spark: SparkSession, target: str, place: str, *, by_name: bool, 
     try:
         there = described(spark, sql_text(place)) is not None
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
-        if files and was_begun and by_name:  # Delta makes a table by name in an empty folder only.
+        if files and (by_name or not was_begun):  # Delta makes a table by name in an empty folder only.
             raise ConfigError(
-                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table: the "
-                "first drain may have left them when it was killed. Nothing was started, and staged rows wait. Move "
-                "the folder elsewhere and start again: that drain brings its rows from the checkpoint"
-            )
-        if files and not was_begun:
-            raise ConfigError(
-                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. "
-                "Nothing was started. Give a folder that is empty or does not exist. If another query is making the "
-                "table now, start again. If a query was killed there in its first drain, start it again with its own "
-                "checkpoint"
+                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. Nothing "
+                "was started. If another query is making the table now, start again. If a query was killed there in "
+                "its first drain, start it with its own checkpoint; if that is this query, its staged rows wait: move "
+                "the folder elsewhere and start again. Otherwise give a folder that is empty or does not exist"
             )
         write_nothing(spark, place, "append")
     except SPARK_FAULTS as error:

@@ -179,10 +179,6 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     if not claimed:
         write("overwrite")
         return ours, True
-    kind = "path" if "path" in ours else "table"
-    if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
-        said = "%s=%r still means %s, as when the query was made; in this session it would be %s now"
-        LOG.warning(said, kind, ours["given"], claimed[kind], ours[kind])
     return claimed, True
 
 

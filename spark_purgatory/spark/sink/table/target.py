@@ -23,8 +23,6 @@ from spark_purgatory.spark.sink.table.history import FIRST_LOOK, DrainCommit, Hi
 
 # A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
-MAX_ADDED = 5  # A table that lacks more columns than this looks like another table.
-MAX_LISTED = 12
 
 
 class Target(ABC):
@@ -204,40 +202,23 @@ class Target(ABC):
         taking, or_adding = self.taking(spark, facts), f", or set {self.adding}=true" if self.adding else ""
         known = {field.name.lower(): field for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
-        strange = [] if taking.adds else [field.name for field in new]
-
-        def other(taking: Taking) -> list[str]:
-            fields = [(field, known[field.name.lower()].dataType) for field in staged.fields if field not in new]
-            return [change for field, kind in fields for change in changed(field.dataType, kind, field.name, taking)]
-
-        padded = [field.name for field in staged.fields if is_padded(field, known.get(field.name.lower(), field))]
-        if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
-            known_names = len(staged.fields) - len(strange)
-            has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
-            raise SchemaMismatchError(
-                f"table {self} has {has} of the stream: it looks like another table. It has {listed(there.names)}; it "
-                f"lacks {listed(strange)}. Nothing was written, and staged rows wait. Name the "
-                "stream's own table, or one that does not exist yet, which the first drain makes. If it is the right "
-                f"table, add the columns to it{or_adding}, and start again"
-            )
+        pairs = [(field, known[field.name.lower()]) for field in staged.fields if field not in new]
+        others = [each for one, other in pairs for each in changed(one.dataType, other.dataType, one.name, taking)]
+        padded = [one.name for one, other in pairs if is_padded(one, other)]
         faults = []
-        if strange:
+        if new and not taking.adds:
             run = "Rename a column back that had such a name, or run" if facts.may_be_renamed else "Run"
             adding = f"{run} {self._adding(new)}{or_adding}, and start again"
-            faults.append((f"lacks {', '.join(strange)}", adding))
-        strange_types = other(taking._replace(widens=True))
-        casting = "If no such rows are staged, you may cast the columns of the stream instead. Then start again"
-        if narrow := [change for change in other(taking) if change not in strange_types]:
-            widening = (
-                f"Widen the columns of the table: {self.widening}ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE"
+            faults.append((f"lacks {', '.join(field.name for field in new)}", adding))
+        if others:
+            changing = (
+                f"Widen the columns of the table: {self.widening}ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE. "
+                "If no type holds the values of both, give such a column of the table another name "
+                f"({self.renaming}ALTER TABLE {self.sql_place} RENAME COLUMN ... TO ...) and add one of the rows' type "
+                f"(ALTER TABLE {self.sql_place} ADD COLUMNS ...). If no such rows are staged, you may cast the columns "
+                "of the stream instead. Then start again"
             )
-            faults.append((f"has other types for {', '.join(narrow)}", f"{widening}. {casting}"))
-        if strange_types:
-            renaming = (
-                f"Give such a column of the table another name ({self.renaming}ALTER TABLE {self.sql_place} RENAME "
-                f"COLUMN ... TO ...) and add one of the rows' type (ALTER TABLE {self.sql_place} ADD COLUMNS ...)"
-            )
-            faults.append((f"has other types for {', '.join(strange_types)}", f"{renaming}. {casting}"))
+            faults.append((f"has other types for {', '.join(others)}", changing))
         if padded:
             changing = (
                 f"For each column run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING (a CHAR inside another "
@@ -256,8 +237,3 @@ def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
     """Return True if a table has these partition columns. It may have more, which Delta computes."""
     ours = [name.lower() for name in names]
     return ours == [name.lower() for name in facts.partition_by if name.lower() in ours]
-
-
-def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
