@@ -262,10 +262,10 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
     try:
         sender = Sender(with_format(spark, options), checkpoint)
         ledger = sender.open(spark)
-        app_id, intent = ledger.names.app_id, ledger.intent
-        table_truth.look(ledger, sender.target.state(spark, ledger.first_needed_version, app_id))
-        if intent is not None and not ledger.is_done:
-            table_truth.read_back(ledger, intent, sender.target.state(spark, intent.base_version, app_id, intent))
+        table_truth.look(ledger, sender.target.state(spark, ledger.first_needed_version))
+        if (intent := ledger.intent) is not None and not ledger.is_done:
+            state = sender.target.state_after(spark, ledger.names.app_id, intent, None)
+            table_truth.read_back(ledger, intent, state)
     except PurgatoryError as error:
         yield Finding(what, type(error).__name__, str(error))
         return

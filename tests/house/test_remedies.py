@@ -73,7 +73,6 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "test_rows_that_wait_go_to_the_columns_of_their_names_in_the_order_that_the_owner_names": (
             "'{COLUMNS_AS_OF}' = '{now}'",
         ),
-        "test_a_tag_that_has_the_name_of_the_querys_branch_is_named": ("DROP TAG {branch}",),
         "test_where_its_files_were_rewritten_as_well_the_query_stops_until_it_is_told": ("'{COMMITTED}'",),
     },
     "spark/test_accumulator_query.py": {

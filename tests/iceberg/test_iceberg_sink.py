@@ -67,17 +67,6 @@ def test_a_session_sees_what_a_restart_has_recovered(stream: Stream, monkeypatch
     assert numbers(stream.spark.table(name(stream))) == every(1)
 
 
-def test_a_tag_that_has_the_name_of_the_querys_branch_is_named(stream: Stream) -> None:
-    stream.add(1).run(stream.rows())
-    branch = next(row["name"] for row in stream.spark.table(f"{name(stream)}.refs").collect() if row["name"] != "main")
-    stream.spark.sql(f"ALTER TABLE {name(stream)} DROP BRANCH {branch}")
-    stream.spark.sql(f"ALTER TABLE {name(stream)} CREATE TAG {branch}")
-    with pytest.raises(Exception, match=f"has a tag {branch}.* DROP TAG {branch}"):
-        stream.add(1).run(stream.rows())
-    stream.spark.sql(f"ALTER TABLE {name(stream)} DROP TAG {branch}")
-    assert numbers(stream.run(stream.rows()).table()) == every(2)
-
-
 def test_a_null_in_a_column_that_takes_none_stops_the_query_at_once(stream: Stream) -> None:
     """And the next try of the first drain finds a branch, though the table has no snapshot."""
     stream.spark.sql(

@@ -16,7 +16,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, metadata_of, whole_history
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, TableFacts, TableLook
+from spark_purgatory.spark.sink.table.history import FIRST_LOOK, Mark, TableFacts, TableLook
 
 Version = dict[str, Any]
 """A row of DESCRIBE HISTORY."""
@@ -112,7 +112,5 @@ class Target(DeltaTarget):
             raise TableLostError("the table is another one")
         return TableLook(facts, self.history(spark, since), schema)
 
-    def append(
-        self, rows: Any, looked: TableLook, mark: tuple[str, int, str], max_file_rows: int, check_alone: object
-    ) -> None:
-        self.of.append(rows, *mark[:2], metadata_of(*mark))
+    def append(self, rows: Any, looked: TableLook, mark: Mark, max_file_rows: int, check_alone: object) -> None:
+        self.of.append(rows, mark.app_id, mark.number, metadata_of(mark))

@@ -17,7 +17,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, TableLostError
 from spark_purgatory.spark.sink.drain import actions
 from spark_purgatory.spark.sink.staging.ledger import Intent
-from spark_purgatory.spark.sink.table.history import SAYS, History, TableFacts, TableLook
+from spark_purgatory.spark.sink.table.history import SAYS, History, Mark, TableFacts, TableLook
 from spark_purgatory.spark.sink.table.iceberg_target import IcebergTarget, SnapshotHistory, branch_of, snapshot_history
 from spark_purgatory.spark.sink.table.target import Target
 from tests.support.sink_world import World, WorldFolder
@@ -54,7 +54,6 @@ class IcebergWorld(World):
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     refs: dict[str, int] = field(default_factory=dict)
-    tags: dict[str, int] = field(default_factory=dict)
     files: dict[int, tuple[int, ...]] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     made: int = 0
@@ -184,7 +183,10 @@ class IcebergWorld(World):
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         target = target or self.target(SinkOptions(**self.place, **self.options))
         looked = TableLook(target.facts(None), target.no_history, "")  # type: ignore[arg-type]
-        mark, is_alone = (self.app, intent.number, intent.uuid), partial(WorldFolder(self).check_alone, None, intent)
+        mark, is_alone = (
+            Mark(self.app, intent.number, intent.uuid),
+            partial(WorldFolder(self).check_alone, None, intent),
+        )
         target.append(Rows(rows), looked, mark, 0, is_alone)  # type: ignore[arg-type]
 
 
@@ -207,7 +209,7 @@ class WorldIceberg(IcebergTarget):
             {"snapshot_id": id, "parent_id": one.parent, "operation": one.operation, "summary": one.summary}
             for id, one in self.world.snapshots.items()
         )
-        return snapshot_history(rows, self.world.tags | self.world.refs, self.world.tags)
+        return snapshot_history(rows, self.world.refs)
 
     def check(self, spark: Any, table_id: str | None, schema: str, since: int | None) -> TableLook:
         facts = self.facts(spark)

@@ -50,18 +50,6 @@ def made(name: str, beside: str, again: str) -> IcebergWorld:
     return IcebergWorld(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
 
 
-def test_a_tag_that_has_the_name_of_the_querys_branch_stops_the_query_by_name() -> None:
-    """Iceberg does not make a branch of that name, and a drain was tried for half an hour."""
-    world = IcebergWorld([("s", {"a": 6})], {"partition_by": "p"})
-    world.create()
-    world.tags = {branch_of(APP): world.refs["main"]}
-    with pytest.raises(StorageError, match=r"has a tag spark_purgatory_app.* DROP TAG spark_purgatory_app"):
-        run(world)
-    world.tags = {"spark_purgatory": world.refs["main"]}
-    run(world)
-    assert world.in_table() == world.every()
-
-
 def left(name: str, number: int, beside: str, again: str, neighbours: bool) -> tuple[IcebergWorld, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
     world = made(name, beside, again)

@@ -24,7 +24,7 @@ from spark_purgatory.spark.sink.staging.ledger import (
     TakenBack,
 )
 from spark_purgatory.spark.sink.table.delta_history import metadata_of, whole_history
-from spark_purgatory.spark.sink.table.history import TableFacts, TableLook, TableState
+from spark_purgatory.spark.sink.table.history import Mark, TableFacts, TableLook, TableState
 from tests.simulation.table import Table, Target
 
 PIECE = Piece("", "rows/part-0", 1, 100, 7, 1, 0)
@@ -34,10 +34,10 @@ FACTS = TableFacts("a table", "/table", ())
 def drained(table: Table, restored_to: int | None = None, after: bool = False) -> tuple[Ledger, Intent, TableState]:
     """The second drain, in version 2, of a query whose first is in version 1; a RESTORE before or after it."""
     table.neighbour()
-    table.commit([1], "app", 0, metadata_of("app", 0, "first"))
+    table.commit([1], "app", 0, metadata_of(Mark("app", 0, "first")))
     if restored_to is not None and not after:
         table.restore(back=table.version - restored_to)
-    table.commit([2], "app", 1, metadata_of("app", 1, "second"))
+    table.commit([2], "app", 1, metadata_of(Mark("app", 1, "second")))
     if restored_to is not None and after:
         table.restore(back=table.version - restored_to)
     intent = Intent(1, "second", table.id, "", 7, Contents(), (PIECE,), (), (0, 1), 0, table_version=1, base_version=1)
@@ -114,13 +114,13 @@ def decided(table: Table, entries: list[LogEntry]) -> Conflict:
 
 def a_table() -> Table:
     table = Table()
-    table.commit([1], "app", 0, metadata_of("app", 0, "first"))
+    table.commit([1], "app", 0, metadata_of(Mark("app", 0, "first")))
     return table
 
 
 def test_the_intent_whose_commit_the_table_has_is_true() -> None:
     table = a_table()
-    table.commit([2], "app", 1, metadata_of("app", 1, "a"))
+    table.commit([2], "app", 1, metadata_of(Mark("app", 1, "a")))
     assert decided(table, [intent("a", 3, 1), intent("b", 5, 2)]).true.body["uuid"] == "a"
 
 
@@ -133,7 +133,7 @@ def test_without_a_commit_the_intent_that_covers_more_is_true_whichever_run_is_l
 
 def test_a_commit_of_neither_and_entries_that_are_no_intents_decide_nothing() -> None:
     table = a_table()
-    table.commit([2], "app", 1, metadata_of("app", 1, "another"))
+    table.commit([2], "app", 1, metadata_of(Mark("app", 1, "another")))
     with pytest.raises(ForeignWriterError, match="neither log entry of that number made it"):
         decided(table, [intent("a", 3, 1), intent("b", 5, 2)])
     with pytest.raises(StorageError, match="was cut after drain 1 began"):

@@ -338,7 +338,7 @@ def _looked_at(
     since = ledger.first_needed_version
     if since is None and ledger.schema is not None:
         since = StagedColumns.of(ledger.schema).version
-    state = target.state(spark, since, app_id)
+    state = target.state(spark, since)
     if version != state.history.version:
         raise StagingError(f"table {target} changed while its staged rows were read: try again")
     if not is_named and not _is_of(ledger, state):

@@ -32,7 +32,7 @@ from spark_purgatory.spark.sink.staging.ledger import (
 from spark_purgatory.spark.sink.staging.staged_files import StagedFiles
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns
-from spark_purgatory.spark.sink.table.history import TableLook
+from spark_purgatory.spark.sink.table.history import Mark, TableLook
 from spark_purgatory.spark.sink.table.table_place import app_id_of
 from spark_purgatory.spark.sink.table.target import Target
 from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
@@ -93,8 +93,7 @@ class SparkActions:
         spark = work.spark
         match action:
             case do.Look():
-                state = self.target.state(spark, ledger.first_needed_version, ledger.names.app_id)
-                return table_truth.look(ledger, state)
+                return table_truth.look(ledger, self.target.state(spark, ledger.first_needed_version))
             case do.Renumber(intent):
                 return do.Renumbered(self.folder.intend(spark, intent))
             case do.Adopt():
@@ -154,7 +153,7 @@ class SparkActions:
             self.files.count_again(spark, ledger.schema, action.to_count)
             folders = self.target.folders_of(schema, looked.facts)
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, folders)
-            mark = ledger.names.app_id, intent.number, intent.uuid
+            mark = Mark(ledger.names.app_id, intent.number, intent.uuid)
             with staged_files.reading(f"the staged files of drain {intent.number}", f"{self.folder.uri}/rows"):
                 is_alone = partial(self.folder.check_alone, spark, intent)
                 self.target.append(rows, looked, mark, action.max_file_rows, is_alone)
@@ -163,7 +162,7 @@ class SparkActions:
     def read_back(self, spark: SparkSession, ledger: Ledger, action: do.ReadBack) -> do.Found | do.NotThere:
         """Do step 6."""
         intent, looked = action
-        state = self.target.state(spark, intent.base_version, ledger.names.app_id, intent, looked)
+        state = self.target.state_after(spark, ledger.names.app_id, intent, looked)
         found = table_truth.read_back(ledger, intent, state)
         if isinstance(found, do.Found):
             before = ledger.before_version if ledger.drain is DrainState.WRITTEN else intent.base_version

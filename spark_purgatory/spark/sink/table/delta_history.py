@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_purgatory.spark.sink.table import history
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableVersion
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, Mark, TableVersion
 
 # Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
@@ -120,8 +120,8 @@ class DeltaHistory(history.History):
         return changes[-1].version if changes else None
 
 
-def metadata_of(app_id: str, number: int, intent_uuid: str) -> str:
-    return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
+def metadata_of(mark: Mark) -> str:
+    return json.dumps({"app_id": mark.app_id, "drain": mark.number, "intent": mark.intent_uuid})
 
 
 def whole_history(

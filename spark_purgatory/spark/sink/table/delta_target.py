@@ -31,6 +31,7 @@ from spark_purgatory.spark.sink.table.history import (
     NO_VERSION,
     DrainCommit,
     History,
+    Mark,
     TableFacts,
     TableLook,
     TableState,
@@ -104,24 +105,16 @@ class DeltaTarget(Target):
 
         return whole_history(rows_of, None if since is None else max(since - 1, NO_VERSION), first)
 
-    def state(
-        self,
-        spark: SparkSession,
-        since: int | None,
-        app_id: str = "",
-        intent: Intent | None = None,
-        looked: TableLook | None = None,
-    ) -> TableState:
+    def state_after(self, spark: SparkSession, app_id: str, intent: Intent, looked: TableLook | None) -> TableState:
         """Without another look at the facts if the drain's version is the only one since ``looked``."""
-        if intent is not None and looked is not None and looked.facts is not None:
+        if looked is not None and looked.facts is not None:
             with suppress(AnalysisException):  # The table is gone.
-                history = self.history(spark, since)
+                history = self.history(spark, intent.base_version)
                 commit = history.entries[0].commit if history.entries else None
                 is_next = history.entries[1:2] == looked.history.entries[:1]
                 if commit is not None and commit.intent_uuid == intent.uuid and is_next:
                     return TableState(looked.facts, history)
-        facts = self.facts(spark)
-        return TableState(facts, self.no_history if facts is None else self.history(spark, since))
+        return self.state(spark, intent.base_version)
 
     def exists(self, spark: SparkSession) -> bool:
         """A folder without a table does not count."""
@@ -181,19 +174,14 @@ class DeltaTarget(Target):
         return f"ALTER TABLE {self.sql_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{version}')"
 
     def append(
-        self,
-        rows: DataFrame,
-        looked: TableLook,
-        mark: tuple[str, int, str],
-        max_file_rows: int,
-        check_alone: Callable[[], None],
+        self, rows: DataFrame, looked: TableLook, mark: Mark, max_file_rows: int, check_alone: Callable[[], None]
     ) -> None:
         """Delta skips the transaction if it has one of the app id with this number, or a later one."""
-        (app_id, number, _), metadata, facts = mark, metadata_of(*mark), looked.facts
+        metadata, facts = metadata_of(mark), looked.facts
         if looked.types is not None:
             rows = with_types(rows, looked.types)
         writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
-        writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
+        writer = writer.options(txnAppId=mark.app_id, txnVersion=mark.number, userMetadata=metadata)
         if self.partition_by and (facts is None or facts.partition_by == self.partition_by):
             # Otherwise their case differs, or Delta computes some: without names it takes the table's own.
             # Spark parses them by name, and takes them as they are by path.

@@ -25,6 +25,12 @@ SAYS = "spark_purgatory.intent."
 LOOKED_AT = 1000  # Versions in which other queries are looked for. Reading them takes 3 s.
 
 
+class Mark(NamedTuple):
+    app_id: str
+    number: int  # The drain's number.
+    intent_uuid: str
+
+
 @dataclass(frozen=True)
 class DrainCommit:
     version: int  # `NO_VERSION` if the history has lost it.

@@ -32,6 +32,7 @@ from spark_purgatory.spark.sink.table.history import (
     SAYS,
     DrainCommit,
     History,
+    Mark,
     TableFacts,
     TableLook,
     TableState,
@@ -75,7 +76,6 @@ class SnapshotHistory(History):
     refs: Mapping[str, int] = field(default_factory=dict)  # Branches and tags.
     parents: Mapping[int, int] = field(default_factory=dict)  # Of all snapshots that have one.
     proven: DrainCommit | None = None  # A drain whose snapshot expired, and that is in the table.
-    tags: frozenset[str] = frozenset()  # Those of ``refs`` that are no branches.
     words = Words(
         version="snapshot",
         keep="Let expire_snapshots keep them for longer",
@@ -113,7 +113,7 @@ class SnapshotHistory(History):
         return next((id for id, summary in self.snapshots.items() if summary.get(INTENT) == intent_uuid), None)
 
 
-def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int], tags: Any = ()) -> SnapshotHistory:
+def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int]) -> SnapshotHistory:
     of = {row["snapshot_id"]: row for row in rows}
     summaries = {id: dict(row["summary"] or {}) for id, row in of.items()}
     parents = {id: row["parent_id"] for id, row in of.items() if row["parent_id"] is not None}
@@ -124,7 +124,7 @@ def snapshot_history(rows: Iterable[Mapping[str, Any]], refs: Mapping[str, int],
         commit = _commit(at, summaries)
         entries.append(TableVersion(at, row["operation"] or "", {}, commit, row.get("at", "")))
         at = parents.get(at, NO_VERSION)
-    return SnapshotHistory(tuple(entries), at, summaries, refs, parents, tags=frozenset(tags))
+    return SnapshotHistory(tuple(entries), at, summaries, refs, parents)
 
 
 def _commit(id: int, summaries: Mapping[int, Mapping[str, str]]) -> DrainCommit | None:
@@ -187,43 +187,28 @@ class IcebergTarget(Target):
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> SnapshotHistory:
         self.refresh(spark)
         at = F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss").alias("at")
-        found = spark.table(f"{self.table}.refs").collect()
-        refs = {row["name"]: row["snapshot_id"] for row in found}
-        tags = [row["name"] for row in found if row["type"] == "TAG"]
+        refs = {row["name"]: row["snapshot_id"] for row in spark.table(f"{self.table}.refs").collect()}
         wanted = spark.table(f"{self.table}.snapshots").select("snapshot_id", "parent_id", "operation", "summary", at)
         rows = [row.asDict() for row in wanted.collect()]
         is_of_one_time = "main" not in refs or any(row["snapshot_id"] == refs["main"] for row in rows)
-        return snapshot_history(rows, refs, tags) if is_of_one_time else self.history(spark)
+        return snapshot_history(rows, refs) if is_of_one_time else self.history(spark)
 
-    def state(
-        self,
-        spark: SparkSession,
-        since: int | None,
-        app_id: str = "",
-        intent: Intent | None = None,
-        looked: TableLook | None = None,
-        looks: int = 5,
+    def state_after(
+        self, spark: SparkSession, app_id: str, intent: Intent, looked: TableLook | None, looks: int = 5
     ) -> TableState:
         """If expiry has cut the history, look for other traces of an intent. StorageError if there are none."""
         try:
             if (facts := self.facts(spark)) is None:
                 return TableState(None, self.no_history)
-            history = self.history(spark, since)
-            if (branch := branch_of(app_id)) in history.tags:
-                raise StorageError(
-                    f"Iceberg table {self} has a tag {branch}, which is the name of the query's branch: no drain can "
-                    "be written. Nothing was written, and staged rows wait. Give the tag another name (CREATE TAG), "
-                    f"run ALTER TABLE {self} DROP TAG {branch}, and start again"
-                )
-            if intent is None or intent.number in history.drains(app_id) or history.is_whole_since(intent.base_version):
-                return TableState(facts, history)
-            if self._has(spark, facts, history, app_id, intent):
+            history = self.history(spark)
+            is_shown = intent.number in history.drains(app_id) or history.is_whole_since(intent.base_version)
+            if not is_shown and self._has(spark, facts, history, app_id, intent):
                 history = replace(history, proven=DrainCommit(NO_VERSION, app_id, intent.number, intent.uuid))
             return TableState(facts, history)
         except SPARK_FAULTS as error:
             if looks == 1 or not _EXPIRED.search(str(error)):
                 raise
-        return self.state(spark, since, app_id, intent, looks=looks - 1)  # Files expired while they were read.
+        return self.state_after(spark, app_id, intent, looked, looks - 1)  # Files expired while they were read.
 
     def _has(
         self, spark: SparkSession, facts: TableFacts, history: SnapshotHistory, app_id: str, intent: Intent
@@ -264,16 +249,10 @@ class IcebergTarget(Target):
         return sorted(row[0] for row in spark.sql(f"SELECT file_size_in_bytes FROM {self.table}.data_files").collect())
 
     def append(
-        self,
-        rows: DataFrame,
-        looked: TableLook,
-        mark: tuple[str, int, str],
-        max_file_rows: int,
-        check_alone: Callable[[], None],
+        self, rows: DataFrame, looked: TableLook, mark: Mark, max_file_rows: int, check_alone: Callable[[], None]
     ) -> None:
         """Write to the branch, unless this intent was written there before, and pick what was written."""
-        app_id, number, intent_uuid = mark
-        spark, branch = rows.sparkSession, branch_of(app_id)
+        spark, branch, intent_uuid = rows.sparkSession, branch_of(mark.app_id), mark.intent_uuid
         if looked.facts is None:
             self._create(rows)
         history = self.history(spark)
@@ -281,7 +260,7 @@ class IcebergTarget(Target):
             # A table without a snapshot has one on the branch if a try has failed. Iceberg would not replace that.
             if branch not in history.refs or history.version not in (NO_VERSION, history.refs[branch]):
                 self._move(spark, branch, history.version)
-            summary = {WRITTEN: drain_id(app_id, number), INTENT: intent_uuid}
+            summary = {WRITTEN: drain_id(mark.app_id, mark.number), INTENT: intent_uuid}
             rows = rows if looked.types is None else self._fitted(rows, looked.types)
             self._write(rows, branch, summary, self.file_bytes if max_file_rows else NO_CUT)
             self._written_by_us = intent_uuid

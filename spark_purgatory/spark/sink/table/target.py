@@ -19,7 +19,15 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, changed, fitted_columns, is_padded
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, DrainCommit, History, TableFacts, TableLook, TableState
+from spark_purgatory.spark.sink.table.history import (
+    FIRST_LOOK,
+    DrainCommit,
+    History,
+    Mark,
+    TableFacts,
+    TableLook,
+    TableState,
+)
 
 # A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
@@ -88,14 +96,9 @@ class Target(ABC):
 
     @abstractmethod
     def append(
-        self,
-        rows: DataFrame,
-        looked: TableLook,
-        mark: tuple[str, int, str],
-        max_file_rows: int,
-        check_alone: Callable[[], None],
+        self, rows: DataFrame, looked: TableLook, mark: Mark, max_file_rows: int, check_alone: Callable[[], None]
     ) -> None:
-        """Write rows in one transaction, with the mark of a drain: app id, number, the intent's uuid.
+        """Write rows in one transaction, with the mark of a drain.
 
         ``max_file_rows`` of 0 is no limit. ``check_alone`` is called last if rows that nobody reads are written first.
         """
@@ -139,16 +142,14 @@ class Target(ABC):
             "give these, or write to a new table"
         )
 
+    def state(self, spark: SparkSession, since: int | None) -> TableState:
+        """Return the table with all versions from ``since``. Raises as `facts`."""
+        facts = self.facts(spark)
+        return TableState(facts, self.no_history if facts is None else self.history(spark, since))
+
     @abstractmethod
-    def state(
-        self,
-        spark: SparkSession,
-        since: int | None,
-        app_id: str = "",
-        intent: Intent | None = None,
-        looked: TableLook | None = None,
-    ) -> TableState:
-        """Return the table with all versions from ``since``, and the commit of an intent if the table has it.
+    def state_after(self, spark: SparkSession, app_id: str, intent: Intent, looked: TableLook | None) -> TableState:
+        """Return the table since an intent was made, with the commit of the intent if the table has it.
 
         ``looked``: the table before that commit, if this run made it. Raises as `facts`, and StorageError if the table
         no longer shows whether it has the commit.
