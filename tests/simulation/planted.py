@@ -24,7 +24,7 @@ from spark_purgatory.spark.host import calls, log_host
 from spark_purgatory.spark.host.log_host import LogHost
 from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import protocol, sender, spark_actions, table_truth
+from spark_purgatory.spark.sink.drain import protocol, sender, table_truth
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.ledger import DrainState, EmptyRun, Ledger, done_entry, idle_paths
@@ -198,9 +198,9 @@ def no_judge(patch: Patch) -> None:
 
 def clean_up_first(patch: Patch) -> None:
     """Pieces are removed before their commit."""
-    carry_out = spark_actions.SparkActions.carry_out
+    carry_out = sender.SparkActions.carry_out
 
-    def eager(self: spark_actions.SparkActions, action: do.Action, ledger: Ledger, work: do.Work) -> Any:
+    def eager(self: sender.SparkActions, action: do.Action, ledger: Ledger, work: do.Work) -> Any:
         result = carry_out(self, action, ledger, work)
         if isinstance(result, do.Intended):
             after = deepcopy(ledger)
@@ -208,7 +208,7 @@ def clean_up_first(patch: Patch) -> None:
             self.folder.clean_up(work.spark, after.next_drain - 1, done_entry(after), after.idle_folders())
         return result
 
-    patch(spark_actions.SparkActions, "carry_out", eager)
+    patch(sender.SparkActions, "carry_out", eager)
 
 
 def open_intent_committed(patch: Patch) -> None:

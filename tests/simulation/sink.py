@@ -23,9 +23,8 @@ from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.move import import_log_host, tables
 from spark_purgatory.spark.sink import record_accumulator
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import policy_adapter, sender, spark_actions
-from spark_purgatory.spark.sink.drain.sender import Beside, Sender
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
+from spark_purgatory.spark.sink.drain import policy_adapter, sender
+from spark_purgatory.spark.sink.drain.sender import Beside, Sender, SparkActions
 from spark_purgatory.spark.sink.staging import staged_files, staging_folder
 from spark_purgatory.spark.sink.staging.ledger import Contents, Ledger, Piece
 from spark_purgatory.spark.sink.staging.staged_files import StagedFiles
@@ -224,8 +223,8 @@ def edges() -> Iterator[None]:
         (tables, "_ddl", columns_of),
         (sender, "next_batch", next_batch),
         (sender, "moved_to", lambda *given: None),
-        *((spark_actions, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
-        *((spark_actions, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),
+        *((sender, name, value) for name, value in (("StagingFolder", Folder), ("app_id_of", app_id))),
+        *((sender, name, value) for name, value in (("repartitions_in", none), ("settings", nowhere))),
         *((StagedFiles, name, value) for name, value in (("stage", _stage), ("evaluate", _evaluate))),
         *((staged_files, name, value) for name, value in (("measured", _measured), ("read_files", _read_files))),
         *((staged_files, name, value) for name, value in (("pieces_below", _pieces_below),)),

@@ -12,8 +12,7 @@ from spark_purgatory import metrics, monitor
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain import actions
-from spark_purgatory.spark.sink.drain.sender import Sender
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
+from spark_purgatory.spark.sink.drain.sender import Sender, SparkActions
 from tests.support.children import until
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every

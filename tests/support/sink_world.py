@@ -19,8 +19,7 @@ from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
-from spark_purgatory.spark.sink.drain.sender import Beside, Sender
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
+from spark_purgatory.spark.sink.drain.sender import Beside, Sender, SparkActions
 from spark_purgatory.spark.sink.staging.ledger import (
     Contents,
     Failed,

@@ -1,6 +1,6 @@
 """A query's drains in the table, compared with those in the staging log: cases D, E, G, H of docs/protocol.md.
 
-Nothing here reads the table; `spark_actions` does, and hands over a `TableState`.
+Nothing here reads the table; `sender` does, and hands over a `TableState`.
 """
 
 from __future__ import annotations
