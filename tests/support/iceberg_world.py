@@ -183,10 +183,8 @@ class IcebergWorld(World):
     def put(self, intent: Intent, rows: list[int], target: Target | None = None) -> None:
         target = target or self.target(SinkOptions(**self.place, **self.options))
         looked = TableLook(target.facts(None), target.no_history, "")  # type: ignore[arg-type]
-        mark, is_alone = (
-            Mark(self.app, intent.number, intent.uuid),
-            partial(WorldFolder(self).check_alone, None, intent),
-        )
+        mark = Mark(self.app, intent.number, intent.uuid)
+        is_alone = partial(WorldFolder(self).check_alone, None, intent)  # type: ignore[arg-type]
         target.append(Rows(rows), looked, mark, 0, is_alone)  # type: ignore[arg-type]
 
 

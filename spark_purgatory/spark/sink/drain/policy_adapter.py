@@ -33,7 +33,6 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 LOG = logging.getLogger(__name__)
 OF_CALLBACKS = (Exception, SystemExit, GeneratorExit)
 """Errors of users' callbacks: with sys.exit() in one, the thread that answers Spark would end without an answer."""
-WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
 MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
@@ -186,20 +185,14 @@ class PolicyAdapter:
             case do.Found(_, commit):
                 self._delivered(ledger, commit)
             case do.Counted(batches, pieces) if not ledger.is_incoming(pieces):
-                self._counted(batches, pieces)
-                if (staged := ledger.staged_bytes) >= self.buffer_bytes * WARN_AT:
-                    part = f"{100 * staged // self.buffer_bytes} % of buffer_memory ({self.buffer_bytes} bytes)"
-                    LOG.warning(f"{staged} bytes are staged for table {self.table}, {part}")
+                counted = [piece for found in pieces.values() for piece in found]
+                self.backlog.learn(batches, counted)
+                for piece in counted:
+                    self.sizes.observe_staged(piece.staged_bytes, piece.rows)
             case Failed() if ledger.is_done:
                 self._note_failure(ledger, result)
             case do.NotThere() if ledger.failure is not None:
                 self._note_failure(ledger, ledger.failure)
-
-    def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
-        counted = [piece for found in pieces.values() for piece in found]
-        self.backlog.learn(batches, counted)
-        for piece in counted:
-            self.sizes.observe_staged(piece.staged_bytes, piece.rows)
 
     def _note_failure(self, ledger: Ledger, failure: Failed) -> None:
         self.totals["drain_retries_total"] += 1

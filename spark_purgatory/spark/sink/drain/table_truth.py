@@ -83,12 +83,8 @@ def read_back(ledger: Ledger, intent: Intent, state: TableState) -> Found | NotT
         raise _lost(names, intent.number, "it was replaced while a drain was written", history, intent)
     commit = _found(names, intent, state)
     if ledger.begun_ms is None:
-        what = "was not committed: its commit follows"
-        if commit is not None:
-            what = "was committed: its clean-up follows"
-        elif not history.is_whole_since(intent.base_version):
-            what = "was decided before the table's history was cut: it follows, and a table that has it skips it"
-        LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
+        what = "is not in the table's history: its commit follows" if commit is None else "is in the table"
+        LOG.warning(f"recovery: table {names.table}, drain {intent.number} of an earlier run {what}")
     if facts is not None and commit is not None:
         return Found(facts.id, commit)
     taken_back = _taken_back(ledger, history)

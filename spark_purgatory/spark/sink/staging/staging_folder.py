@@ -41,7 +41,6 @@ from spark_purgatory.spark.storage.storage_access import in_checkpoint, literal,
 from spark_purgatory.spark.storage.storage_errors import writing
 
 FORMAT = 1  # Of an entry.
-REMOVE_TRIES = 5
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
 
 
@@ -113,9 +112,8 @@ class StagingFolder:
     def remove(self, spark: SparkSession, path: str) -> None:
         with writing(f"the removal of {path}", self.uri):
             if self.local is not None:
-                if (self.local / path).is_file():
-                    (self.local / path).unlink(missing_ok=True)
-                _remove_tree(self.local / path)
+                with suppress(FileNotFoundError):  # Another process may remove it at the same time.
+                    (self.local / path).unlink() if (self.local / path).is_file() else shutil.rmtree(self.local / path)
                 return
             write_nothing(spark, f"{self.uri}/{path}", "overwrite")
 
@@ -196,17 +194,6 @@ def _synchronise(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a folder; another process may do so at the same time."""
-    for _ in range(REMOVE_TRIES):
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            if path.exists():
-                continue
-        return
 
 
 def _tail(path: str) -> str:

@@ -22,7 +22,6 @@ from spark_purgatory.spark.storage.storage_access import back_ticked
 FORBIDDEN_CHARACTERS = (
     " ,;{}()\n\t="  # In names of columns, unless the table maps names (``delta.columnMapping.mode``).
 )
-OURS = ("__spark_purgatory_file", "__spark_purgatory_path", "__spark_purgatory_index")  # A drain adds and drops them.
 REMEDIES = {  # By types that Delta does not have.
     "CalendarIntervalType": "cast it to string",
     "DayTimeIntervalType": "cast it to string, or to a number",
@@ -42,27 +41,18 @@ TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"  # Metadata of a column with char or va
 
 
 def unfit(
-    schema: T.StructType,
-    partition_by: Sequence[str] = (),
-    *,
-    is_mapped: bool = False,
-    collations: bool = False,
-    format: str = "Delta",
+    schema: T.StructType, partition_by: Sequence[str] = (), *, is_mapped: bool = False, format: str = "Delta"
 ) -> Iterator[str]:
     """Yield the reasons why a table cannot hold such rows, each with its remedy.
 
-    ``is_mapped``: columns have other names in the table's files. ``collations``: the session lets Delta take them.
+    ``is_mapped``: columns have other names in the table's files.
     """
     yield from _names(schema, "", is_mapped, format)
     for field in schema.fields:
-        yield from _types(field.dataType, field.name, collations, format)
-        if field.name.lower() in OURS:
-            yield f"column {field.name!r} has a name that the sink needs: rename it"
+        yield from _types(field.dataType, field.name, format)
         if field.name in partition_by and isinstance(field.dataType, NO_FOLDER):
             kind = field.dataType.simpleString()
             yield f"column {field.name!r} of partition_by is of type {kind}, which cannot name a folder: choose another"
-        if field.name in partition_by and (not field.name or "\0" in field.name):
-            yield f"column {field.name!r} of partition_by cannot name a folder: rename it"
     if len(partition_by) >= len(schema.fields):
         yield "partition_by names every column: a table needs one more"
     if all(isinstance(field.dataType, T.NullType) for field in schema.fields):
@@ -84,20 +74,20 @@ def _names(kind: T.DataType, path: str, is_mapped: bool, format: str) -> Iterato
         yield from _names(part, at, is_mapped, format)
 
 
-def _types(kind: T.DataType, path: str, collations: bool, format: str, is_element: bool = False) -> Iterator[str]:
+def _types(kind: T.DataType, path: str, format: str, is_element: bool = False) -> Iterator[str]:
     """``is_element``: the value is in an array or a map."""
     if remedy := REMEDIES.get(type(kind).__name__):
         yield f"column {path!r} is of type {kind.simpleString()}, which {format} does not have: {remedy}"
     elif isinstance(kind, T.NullType) and (is_element or format == "Iceberg"):
         inside = " in an array or a map" if is_element else ""
         yield f"column {path!r} is of type void, which {format} does not take{inside}: cast it"
-    elif isinstance(kind, T.StringType) and not collations and kind.collation != "UTF8_BINARY":
+    elif isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
         said = f"column {path!r} is of type {kind.simpleString()}, and {format} takes no collation"
         yield f"{said}: write it as COLLATE UTF8_BINARY"
     elif isinstance(kind, T.StructType) and all(isinstance(field.dataType, T.NullType) for field in kind.fields):
         yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
     for name, part in within(kind):
-        yield from _types(part, f"{path}.{name}", collations, format, is_element or not isinstance(kind, T.StructType))
+        yield from _types(part, f"{path}.{name}", format, is_element or not isinstance(kind, T.StructType))
 
 
 class Taking(NamedTuple):

@@ -62,7 +62,6 @@ LEAN_SETTINGS: Mapping[str, str] = {  # Defaults that make small appends cheap, 
 }
 SMALL_TABLE = 20_000  # The most files of a table whose log two tasks read: chosen, not measured.
 FORGETS = "delta.setTransactionRetentionDuration"
-CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -216,8 +215,7 @@ class DeltaTarget(Target):
     ) -> Iterable[str]:
         """Apply Delta's rules, and the session's defaults for a new table."""
         is_mapped = default(spark, COLUMN_MAPPING) != "none" if facts is None else facts.is_mapped
-        collations = spark.conf.get(CHECKS_TYPES, "true") == "false"
-        return unfit(rows, partition_by, is_mapped=is_mapped, collations=collations)
+        return unfit(rows, partition_by, is_mapped=is_mapped)
 
     def check_new(self, spark: SparkSession, place: str | None, was_begun: bool) -> None:
         """A new table must keep all transactions, and its folder must be empty."""
