@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
 from spark_purgatory.spark.heartbeat import is_theirs
 from spark_purgatory.spark.sink.drain.sender import Sender
@@ -24,7 +23,6 @@ from spark_purgatory.spark.storage.spark_access import own_session
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200  # A minute for the last micro-batch to notice that its query was stopped.
 PAUSE_POLLS = 200  # Ten seconds for a query to pause between two micro-batches.
-STOP_MS = 500  # The time that a pausing query needs to stop.
 
 
 class AccumulatorQuery:
@@ -47,10 +45,8 @@ class AccumulatorQuery:
         self.waiting_at_start = waiting_at_start
         """The operations that waited in the checkpoint when the query was started."""
         self._drains_at_end = "availableNow" in trigger
-        every = str(trigger.get("processingTime", ""))
         # Called with `metrics` when a drain after the query's end begins, and when it ends.
         self._listeners: list[Callable[[Mapping[str, float]], None]] = []
-        self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
     def __repr__(self) -> str:
         error = self.exception()
@@ -194,7 +190,7 @@ class AccumulatorQuery:
         """
         self._refuse_callback("stop")
         for _ in range(PAUSE_POLLS):
-            if not self.isActive or (not self._is_due() and not self._query.status["isTriggerActive"]):
+            if not self.isActive or not self._query.status["isTriggerActive"]:
                 break
             time.sleep(POLL_SECONDS)
         self._query.stop()
@@ -208,11 +204,6 @@ class AccumulatorQuery:
     def _refuse_callback(self, call: str) -> None:
         if self._sender.policy.calling == get_ident():
             raise ConfigError(f"{call}() in on_delivery would wait for itself: call it in another thread")
-
-    def _is_due(self) -> bool:
-        """Return True if the next micro-batch may begin before the query has stopped."""
-        every_ms = self._trigger_ms  # Micro-batches begin at multiples of it.
-        return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
 
     def _await_sender(self) -> None:
         """Wait for the last micro-batch and drain of a query that was stopped. The log is right even without."""

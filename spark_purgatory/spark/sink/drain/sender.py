@@ -204,7 +204,6 @@ class SparkActions:
         return looked
 
     def commit(self, ledger: Ledger, action: do.Commit, spark: SparkSession) -> do.Result:
-        """Do step 5."""
         intent, looked = action.intent, action.looked
         schema, files = StagedColumns.of(intent.schema or "").rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
@@ -218,7 +217,6 @@ class SparkActions:
         return do.Committed()
 
     def read_back(self, spark: SparkSession, ledger: Ledger, action: do.ReadBack) -> do.Found | do.NotThere:
-        """Do step 6."""
         intent, looked = action
         state = self.target.state_after(spark, ledger.names.app_id, intent, looked)
         found = table_truth.read_back(ledger, intent, state)

@@ -381,7 +381,6 @@ class Ledger:
         return staged
 
     def begin(self, intent: Intent, looked: object, now_ms: int) -> None:
-        """Begin a drain, whose intent is durable."""
         self.take(intent)
         self.failure, self.looked, self.begun_ms = None, looked, now_ms
 
@@ -396,7 +395,6 @@ class Ledger:
             self.failures, self.failed_ms = self.failures + 1, now_ms
 
     def lack(self, taken_back: TakenBack | None, now_ms: int) -> None:
-        """Note that the table does not have the drain."""
         self.taken_back = taken_back
         if self.failure is not None:
             self.failures, self.failed_ms = self.failures + 1, now_ms

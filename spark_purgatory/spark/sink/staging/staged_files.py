@@ -61,53 +61,37 @@ READ_OPTIONS: Mapping[str, str] = {
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 
 
-class Rules(NamedTuple):
-    counts: tuple[Column, Column, Column]  # Rows, their plain bytes before any encoding, the sum of their hashes.
-    hashes: list[Column]  # The row hash, or an error for a row that no sink could take; the partition hash.
-    name: str | None  # The column of the partition hash, None without partitions.
-
-    def hashed(self, rows: DataFrame, seen: Observation) -> DataFrame:
-        """Return the rows with their hashes; ``seen`` observes the counts."""
-        return rows.select("*", *self.hashes).observe(seen, *self.counts)
-
-
-def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
-    row_bytes = F.expr(_sum([f"{8 * len(schema.fields)}L", *_sizes_of(schema)]))
-    acceptable = _acceptable(schema, row_bytes, options, partition_by)
-    names = hash_names(schema.names)
-    # One step for the check and the hashes, because Spark analyses every step again in every micro-batch.
-    hashes = [F.when(acceptable, row_hash(schema)).alias(names.row)]
-    if partition_by:
-        hashes.append(F.hex(F.xxhash64(*map(quoted, partition_by))).alias(names.partition))
-    return Rules(
-        counts=(
-            F.count(F.lit(1)).alias("rows"),
-            F.coalesce(F.sum(row_bytes), F.lit(0)).alias("bytes"),
-            F.coalesce(F.sum(names.row), F.lit(0)).alias("checksum"),
-        ),
-        hashes=hashes,
-        name=names.partition if partition_by else None,
-    )
-
-
 class StagedFiles:
     """The staged files of a sink, below a staging folder."""
 
     def __init__(self, folder: str, options: SinkOptions, partition_by: Sequence[str]) -> None:
         self.folder, self.options, self.partition_by = folder, options, partition_by
-        self._rules: dict[str, Rules] = {}
+        self._added: dict[str, tuple[list[Column], list[Column]]] = {}  # By the schema of rows: hashes, counts.
 
-    def rules(self, schema: T.StructType) -> Rules:
-        """Return the rules of a schema. They are made once: that takes as long as to write a file."""
-        kinds = schema.simpleString()
-        if kinds not in self._rules:
-            self._rules[kinds] = rules_of(schema, self.options, self.partition_by)
-        return self._rules[kinds]
+    def _hashed(self, rows: DataFrame, seen: Observation) -> DataFrame:
+        """Return the rows with their hashes, or an error for a row that no sink could take; ``seen`` observes counts.
+
+        The columns of a schema are made once: that takes as long as to write a file.
+        """
+        kinds, names = rows.schema.simpleString(), hash_names(rows.schema.names)
+        if kinds not in self._added:
+            row_bytes = F.expr(_sum([f"{8 * len(rows.schema.fields)}L", *_sizes_of(rows.schema)]))
+            acceptable = _acceptable(rows.schema, row_bytes, self.options, self.partition_by)
+            # One step for the check and the hashes, because Spark analyses every step again in every micro-batch.
+            hashes = [F.when(acceptable, row_hash(rows.schema)).alias(names.row)]
+            if self.partition_by:
+                hashes.append(F.hex(F.xxhash64(*map(quoted, self.partition_by))).alias(names.partition))
+            counts = [F.count(F.lit(1)).alias("rows")]
+            for sum_of, name in ((row_bytes, "bytes"), (F.col(names.row), "checksum")):
+                counts.append(F.coalesce(F.sum(sum_of), F.lit(0)).alias(name))
+            self._added[kinds] = hashes, counts
+        hashes, counts = self._added[kinds]
+        return rows.select("*", *hashes).observe(seen, *counts)
 
     def evaluate(self, rows: DataFrame) -> Contents:
         """Run a micro-batch for Spark's state alone, and return the contents of its rows."""
         seen = Observation()
-        self.rules(rows.schema).hashed(rows, seen).write.format("noop").mode("overwrite").save()
+        self._hashed(rows, seen).write.format("noop").mode("overwrite").save()
         return Contents(seen.get["rows"], seen.get["checksum"])
 
     def stage(self, rows: DataFrame, folder: str, max_file_rows: int) -> tuple[Contents, int]:
@@ -115,10 +99,10 @@ class StagedFiles:
 
         Raises ConfigError for a row that no sink could take, StagingError if the rows cannot be written.
         """
-        seen, rules, path = Observation(), self.rules(rows.schema), f"{self.folder}/{folder}"
-        checked = rules.hashed(rows, seen)
-        if rules.name is not None:
-            checked = checked.sortWithinPartitions(rules.name)
+        seen, path = Observation(), f"{self.folder}/{folder}"
+        checked = self._hashed(rows, seen)
+        if self.partition_by:
+            checked = checked.sortWithinPartitions(hash_names(rows.schema.names).partition)
         writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
         writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
         try:

@@ -66,7 +66,6 @@ class DeltaHistory(history.History):
         return not self.entries or self.entries[-1].version <= version + 1
 
     def is_whole_from(self, version: int) -> bool:
-        """As since the version before."""
         return self.is_whole_since(version - 1)
 
     def lacks(self, version: int, app_id: str) -> bool:

@@ -59,10 +59,6 @@ def branch_of(app_id: str) -> str:
     return app_id.replace("/", "_").replace("-", "_")
 
 
-def drain_id(app_id: str, number: int) -> str:
-    return f"{app_id}/{number}"
-
-
 @dataclass(frozen=True)
 class SnapshotHistory(History):
     """The snapshots of an Iceberg table; the entries are the current one and its ancestors.
@@ -220,7 +216,7 @@ class IcebergTarget(Target):
             return said == COMMITTED
         if self._picked == intent.uuid:
             return True
-        if any(summary.get(PICKED) == drain_id(app_id, intent.number) for summary in history.snapshots.values()):
+        if any(summary.get(PICKED) == f"{app_id}/{intent.number}" for summary in history.snapshots.values()):
             return True
         if written is not None and self._has_files(spark, written):
             return True
@@ -260,7 +256,7 @@ class IcebergTarget(Target):
             # A table without a snapshot has one on the branch if a try has failed. Iceberg would not replace that.
             if branch not in history.refs or history.version not in (NO_VERSION, history.refs[branch]):
                 self._move(spark, branch, history.version)
-            summary = {WRITTEN: drain_id(mark.app_id, mark.number), INTENT: intent_uuid}
+            summary = {WRITTEN: f"{mark.app_id}/{mark.number}", INTENT: intent_uuid}
             rows = rows if looked.types is None else self._fitted(rows, looked.types)
             self._write(rows, branch, summary, self.file_bytes if max_file_rows else NO_CUT)
             self._written_by_us = intent_uuid
