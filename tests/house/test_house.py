@@ -98,7 +98,7 @@ PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (
         "drain/protocol", "drain/actions", "staging/ledger",
-        "table/history", "table/delta_history",
+        "table/history",
     )
 )  # fmt: skip
 """What the sink decides, and what it decides by: without Spark, clocks or files, though what has them lies beside."""

@@ -14,9 +14,16 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import TableLostError
-from spark_purgatory.spark.sink.table.delta_history import DeltaHistory, metadata_of, whole_history
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import FIRST_LOOK, Mark, TableFacts, TableLook
+from spark_purgatory.spark.sink.table.history import (
+    FIRST_LOOK,
+    DeltaHistory,
+    Mark,
+    TableFacts,
+    TableLook,
+    metadata_of,
+    whole_history,
+)
 
 Version = dict[str, Any]
 """A row of DESCRIBE HISTORY."""

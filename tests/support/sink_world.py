@@ -33,9 +33,8 @@ from spark_purgatory.spark.sink.staging.ledger import (
 )
 from spark_purgatory.spark.sink.staging.staged_files import StagedFiles
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, read_ledger
-from spark_purgatory.spark.sink.table.delta_history import DeltaHistory
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import DrainCommit, TableFacts, TableLook, TableVersion
+from spark_purgatory.spark.sink.table.history import DeltaHistory, DrainCommit, TableFacts, TableLook, TableVersion
 from spark_purgatory.spark.sink.table.target import Target
 
 ROW_BYTES = 100

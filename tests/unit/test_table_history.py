@@ -11,8 +11,8 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain import table_truth
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Names
 from spark_purgatory.spark.sink.table.column_rules import is_padded
-from spark_purgatory.spark.sink.table.delta_history import DeltaHistory as History
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, TableFacts, TableState, TableVersion
+from spark_purgatory.spark.sink.table.history import DeltaHistory as History
 
 OURS, THEIRS = "spark_purgatory/1/t", "spark_purgatory/2/t"
 

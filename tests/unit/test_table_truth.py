@@ -23,8 +23,7 @@ from spark_purgatory.spark.sink.staging.ledger import (
     Piece,
     TakenBack,
 )
-from spark_purgatory.spark.sink.table.delta_history import metadata_of, whole_history
-from spark_purgatory.spark.sink.table.history import Mark, TableFacts, TableLook, TableState
+from spark_purgatory.spark.sink.table.history import Mark, TableFacts, TableLook, TableState, metadata_of, whole_history
 from tests.simulation.table import Table, Target
 
 PIECE = Piece("", "rows/part-0", 1, 100, 7, 1, 0)

@@ -24,17 +24,20 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.staging.ledger import Intent
 from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, unfit, with_types
-from spark_purgatory.spark.sink.table.delta_history import COLUMNS, DeltaHistory, metadata_of, whole_history
 from spark_purgatory.spark.sink.table.history import (
+    COLUMNS,
     FIRST_LOOK,
     LOOKED_AT,
     NO_VERSION,
+    DeltaHistory,
     DrainCommit,
     History,
     Mark,
     TableFacts,
     TableLook,
     TableState,
+    metadata_of,
+    whole_history,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
 from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target
