@@ -105,7 +105,6 @@ REMEDIES: dict[str, dict[str, tuple[str, ...]]] = {
             "START_OVER",
         ),
         "test_a_table_restored_to_before_the_last_drain_is_lost": ("RESTORE the table to version",),
-        "test_a_char_of_the_table_is_refused_and_a_varchar_takes_what_fits": ("ALTER COLUMN ... TYPE STRING",),
     },
     "spark/test_moves.py": {
         "test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repeated": (

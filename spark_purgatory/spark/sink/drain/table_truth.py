@@ -27,9 +27,6 @@ LOG = logging.getLogger(__name__)
 
 def look(ledger: Ledger, state: TableState) -> Looked:
     compare(ledger, state)
-    what = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "there was no drain yet"
-    what = what if ledger.is_done else f"drain {ledger.next_drain - 1} was begun, and is looked for in the table"
-    LOG.info("start: table %s, checkpoint %s: %s", ledger.names.table, ledger.names.checkpoint, what)
     history, version = state.history, ledger.table_version
     if version is not None and version != NO_VERSION and not history.is_whole_since(version):
         LOG.warning(

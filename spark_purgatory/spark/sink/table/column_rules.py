@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,7 +36,6 @@ MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.Int
 SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
 FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}  # Whole numbers up to here are exact.
 MAX_DIGITS = 99  # More than any type has.
-TEXT_TYPE = "__CHAR_VARCHAR_TYPE_STRING"  # Metadata of a column with char or varchar: Spark shows both as string.
 
 
 def unfit(
@@ -47,9 +45,8 @@ def unfit(
 
     ``is_mapped``: columns have other names in the table's files.
     """
-    yield from _names(schema, "", is_mapped, format)
+    yield from _faults(schema, "", is_mapped, format)
     for field in schema.fields:
-        yield from _types(field.dataType, field.name, format)
         if field.name in partition_by and isinstance(field.dataType, NO_FOLDER):
             kind = field.dataType.simpleString()
             yield f"column {field.name!r} of partition_by is of type {kind}, which cannot name a folder: choose another"
@@ -59,10 +56,12 @@ def unfit(
         yield "every column is of type void: give one a type, CAST(NULL AS STRING)"
 
 
-def _names(kind: T.DataType, path: str, is_mapped: bool, format: str) -> Iterator[str]:
+def _faults(kind: T.DataType, path: str, is_mapped: bool, format: str, is_inside: bool = False) -> Iterator[str]:
+    """Yield the faults of the parts of a type; ``is_inside``: in an array or a map."""
     seen: dict[str, str] = {}
     for name, part in within(kind):
-        at = f"{path}.{name}" if path else name
+        at, inside = f"{path}.{name}" if path else name, is_inside or not isinstance(kind, T.StructType)
+        said = f"column {at!r} is of type {part.simpleString()}"
         if other := seen.get(name.lower()):
             yield f"columns {other!r} and {at!r} are the same name to {format}, which ignores case: rename one"
         seen[name.lower()] = at
@@ -71,23 +70,15 @@ def _names(kind: T.DataType, path: str, is_mapped: bool, format: str) -> Iterato
                 f"column {at!r} has in its name one of the characters {FORBIDDEN_CHARACTERS!r}, which a Delta table "
                 "does not take: rename it, or make the table first, with 'delta.columnMapping.mode' = 'name'"
             )
-        yield from _names(part, at, is_mapped, format)
-
-
-def _types(kind: T.DataType, path: str, format: str, is_element: bool = False) -> Iterator[str]:
-    """``is_element``: the value is in an array or a map."""
-    if remedy := REMEDIES.get(type(kind).__name__):
-        yield f"column {path!r} is of type {kind.simpleString()}, which {format} does not have: {remedy}"
-    elif isinstance(kind, T.NullType) and (is_element or format == "Iceberg"):
-        inside = " in an array or a map" if is_element else ""
-        yield f"column {path!r} is of type void, which {format} does not take{inside}: cast it"
-    elif isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
-        said = f"column {path!r} is of type {kind.simpleString()}, and {format} takes no collation"
-        yield f"{said}: write it as COLLATE UTF8_BINARY"
-    elif isinstance(kind, T.StructType) and all(isinstance(field.dataType, T.NullType) for field in kind.fields):
-        yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
-    for name, part in within(kind):
-        yield from _types(part, f"{path}.{name}", format, is_element or not isinstance(kind, T.StructType))
+        if remedy := REMEDIES.get(type(part).__name__):
+            yield f"{said}, which {format} does not have: {remedy}"
+        elif isinstance(part, T.NullType) and (inside or format == "Iceberg"):
+            yield f"{said}, which {format} does not take{' in an array or a map' if inside else ''}: cast it"
+        elif isinstance(part, T.StringType) and part.collation != "UTF8_BINARY":
+            yield f"{said}, and {format} takes no collation: write it as COLLATE UTF8_BINARY"
+        elif isinstance(part, T.StructType) and all(isinstance(field.dataType, T.NullType) for field in part.fields):
+            yield f"column {at!r} is a struct without a field that has a type: leave it out, or give it one"
+        yield from _faults(part, at, is_mapped, format, inside)
 
 
 class Taking(NamedTuple):
@@ -128,12 +119,6 @@ def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) ->
             yield from changed(part, other, f"{path}.{name}", taking)
     elif not (_may_cast(staged, there) or (taking.widens and _may_cast(there, staged))):
         yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
-
-
-def is_padded(staged: T.StructField, there: T.StructField) -> bool:
-    """Return True if a column of the table has a char, which pads texts, and that of the rows is not the same."""
-    kind = there.metadata.get(TEXT_TYPE, "")
-    return kind != staged.metadata.get(TEXT_TYPE) and re.search(r"\bchar\(", kind) is not None
 
 
 def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking: Taking) -> Iterator[str]:

@@ -147,19 +147,17 @@ class DeltaTarget(Target):
         late = self._renamed(facts, history, columns.version)
         if late is None:
             return
-        why, back = f"version {late} of table {self} renamed, dropped or replaced columns", ""
+        why = f"version {late} of table {self} renamed, dropped or replaced columns"
         if not history.is_whole_since(columns.version):
             why = f"the history of table {self} was cut, and does not show whether columns were renamed or dropped"
-        else:
-            back = "Either rename them back, start the stream as it was, run close() and rename them again. Or, if "
         known = {name.lower() for name in there.names}
         lacking = [field for field in columns.rows.fields if field.name.lower() not in known]
         adding = f"{self._adding(lacking)}, and " if lacking else ""
         raise SchemaMismatchError(
-            f"{why} after rows were staged under the names of version {columns.version}. "
-            f"Nothing was written, and staged rows wait. {back or 'If '}staged rows "
-            f"may go to the columns that have these names now, {adding}say so: {self._as_of(history.version)}, and "
-            "start again"
+            f"{why} after rows were staged under the names of version {columns.version}. Nothing was written, and "
+            "staged rows wait. Rename a column back whose rows should go to it, and start again. If staged rows may "
+            f"go to the columns that have these names now, {adding}say so: {self._as_of(history.version)}, and start "
+            "again"
         )
 
     def names_version(self, rows: T.StructType, there: T.StructType, history: History) -> int:

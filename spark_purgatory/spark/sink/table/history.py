@@ -86,9 +86,9 @@ class History(ABC):
     def is_whole_since(self, version: int) -> bool:
         """Return True if the history has every version after this one."""
 
-    @abstractmethod
     def is_whole_from(self, version: int) -> bool:
         """Return True if the history has this version and every one after it."""
+        return self.is_whole_since(version - 1)
 
     @abstractmethod
     def lacks(self, version: int, app_id: str) -> bool:
@@ -168,8 +168,7 @@ class TableLook(NamedTuple):
 
 # Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-RENAME = "RENAME COLUMN"
-_TAKES_NAMES = re.compile(rf"{RENAME}|DROP COLUMN|REPLACE|CLONE")
+_TAKES_NAMES = re.compile("RENAME COLUMN|DROP COLUMN|REPLACE|CLONE")
 
 
 def made_of(entry: TableVersion) -> int | None:
@@ -191,17 +190,6 @@ def takes_names(entry: TableVersion) -> bool:
     return entry.version > 0 and (is_new or _TAKES_NAMES.search(entry.operation) is not None)
 
 
-def _is_back(rename: TableVersion, other: TableVersion) -> bool:
-    """Return True if a rename takes the other one back."""
-    if {rename.operation, other.operation} != {RENAME}:
-        return False
-    names = [
-        (entry.parameters.get("oldColumnPath"), entry.parameters.get("newColumnPath")) for entry in (rename, other)
-    ]
-    (old, new), (before, after) = ([(name or "").replace("`", "").lower() for name in pair] for pair in names)
-    return old == after != "" and new == before != ""
-
-
 @dataclass(frozen=True)
 class DeltaHistory(History):
     words = Words(
@@ -214,9 +202,6 @@ class DeltaHistory(History):
     def is_whole_since(self, version: int) -> bool:
         """Also True without a table."""
         return not self.entries or self.entries[-1].version <= version + 1
-
-    def is_whole_from(self, version: int) -> bool:
-        return self.is_whole_since(version - 1)
 
     def lacks(self, version: int, app_id: str) -> bool:
         """Versions are counted, so the last one decides."""
@@ -251,22 +236,15 @@ class DeltaHistory(History):
         return None
 
     def renamed(self, since: int) -> int | None:
-        """Return a version after ``since`` by which a column's name may mean another column now, or none.
+        """Return the last version after ``since`` that may have given a column's name to another column; None without.
 
-        None if there is no such version. Renames do not count if those after them take them back, the last one first.
         The oldest known version counts if the history does not show what the table is made of since then.
         """
         lineage = self.lineage(self.version)
         later = [entry for at, entry in lineage.items() if at > since and entry is not None]
         if since not in lineage:
             return later[-1].version if later else self.version
-        changes: list[TableVersion] = []
-        for entry in filter(takes_names, reversed(later)):
-            if changes and _is_back(entry, changes[-1]):
-                changes.pop()
-            else:
-                changes.append(entry)
-        return changes[-1].version if changes else None
+        return next((entry.version for entry in later if takes_names(entry)), None)
 
 
 def metadata_of(mark: Mark) -> str:

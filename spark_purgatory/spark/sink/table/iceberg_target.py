@@ -340,15 +340,12 @@ class IcebergTarget(Target):
             return
         known = {".".join(path).lower() for path in paths(there)}
         lost = [name for name in map(".".join, paths(columns.rows)) if name.lower() not in known]
-        what = f"lacks {', '.join(lost)}, which it had" if lost else "has columns of the stream in another order than"
-        given = (
-            "Add a column that was dropped again"
-            if lost
-            else (
-                "If staged rows may go to the columns that have their names now, say so: "
-                f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{now}')"
-            )
-        )
+        what, given = "has columns of the stream in another order than", "Add a column that was dropped again"
+        if lost:
+            what = f"lacks {', '.join(lost)}, which it had"
+        else:
+            given = "If staged rows may go to the columns that have their names now, say so: "
+            given += f"ALTER TABLE {self} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = '{now}')"
         raise SchemaMismatchError(
             f"Iceberg table {self} {what} when rows were staged: columns were renamed, moved or dropped, and Iceberg "
             "does not show which. Nothing was written, and staged rows wait. Rename them back, start the stream as it "

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableLostError, without_login
 from spark_purgatory.spark.sink.staging.ledger import Intent
-from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, changed, fitted_columns, is_padded
+from spark_purgatory.spark.sink.table.column_rules import StagedColumns, Taking, changed, fitted_columns
 from spark_purgatory.spark.sink.table.history import (
     FIRST_LOOK,
     DrainCommit,
@@ -205,7 +205,6 @@ class Target(ABC):
         new = [field for field in staged.fields if field.name.lower() not in known]
         pairs = [(field, known[field.name.lower()]) for field in staged.fields if field not in new]
         others = [each for one, other in pairs for each in changed(one.dataType, other.dataType, one.name, taking)]
-        padded = [one.name for one, other in pairs if is_padded(one, other)]
         faults = []
         if new and not taking.adds:
             run = "Rename a column back that had such a name, or run" if facts.may_be_renamed else "Run"
@@ -220,12 +219,6 @@ class Target(ABC):
                 "of the stream instead. Then start again"
             )
             faults.append((f"has other types for {', '.join(others)}", changing))
-        if padded:
-            changing = (
-                f"For each column run ALTER TABLE {self.sql_place} ALTER COLUMN ... TYPE STRING (a CHAR inside another "
-                "type keeps its own: write to a new table), and start again"
-            )
-            faults.append((f"pads texts with spaces (CHAR) in {', '.join(padded)}", changing))
         if faults:
             lacks, remedies = zip(*faults, strict=True)
             raise SchemaMismatchError(
