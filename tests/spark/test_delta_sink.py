@@ -115,7 +115,7 @@ def test_a_drain_lends_its_mark_to_no_other_write_and_loses_nothing_by_a_compact
 
 
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="takes a streaming one"):
+    with pytest.raises(ConfigError, match="not a streaming DataFrame"):
         RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
 
 

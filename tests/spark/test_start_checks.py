@@ -313,14 +313,9 @@ def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> No
     path = made(stream, "n bigint, part bigint, day date", "PARTITIONED BY (part, day)")
     refused(stream, SchemaMismatchError, r"is partitioned by day, which the stream lacks; it has n, part")
     refused(stream, ConfigError, r"is partitioned by \['part', 'day'\]", path=path, partition_by="part")
-    stream.spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        refused(stream, ConfigError, "'PART' is not a column", path=str(stream.folder / "new"), partition_by="PART")
-    finally:
-        stream.spark.conf.unset("spark.sql.caseSensitive")
 
 
-# --- output modes ----------------------------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream) -> None:

@@ -168,7 +168,7 @@ class TableLook(NamedTuple):
 
 # Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-_TAKES_NAMES = re.compile("RENAME COLUMN|DROP COLUMN|REPLACE|CLONE")
+_TAKES_NAMES = re.compile(r"(?:RENAME|DROP) COLUMN|REPLACE|CLONE")
 
 
 def made_of(entry: TableVersion) -> int | None:
