@@ -54,7 +54,7 @@ class Staged:
             adopted = Adopted(actions.files.found_before(self.spark, ledger, before))
             protocol.apply(ledger, adopted, Work(self.spark, before), 0)
             pieces = list(ledger.pieces.values())
-            actions.files.count_again(self.spark, ledger.schema, pieces)
+            actions.files.count_again(self.spark, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)

@@ -103,7 +103,7 @@ def _evaluate(of: object, frame: Frame) -> Contents:
     return _contents(_parts(frame))
 
 
-def _measured(spark: object, paths: Sequence[str], schema: str | None) -> list[Piece]:
+def _measured(spark: object, paths: Sequence[str]) -> list[Piece]:
     found = []
     for path in (path.removeprefix(f"{ROOT}/") for path in paths):
         inside = [name for name in NOW[-1].listed_files() if name == path or name.startswith(f"{path}/")]
@@ -124,7 +124,7 @@ def _pieces_below(spark: object, folder: str, ledger: Ledger, before: int) -> li
     files = [staged_files.file_at(f"{ROOT}/{name}") for name in NOW[-1].listed_files()]
     may_count = staged_files.may_count_of(ledger, files, before)
     others = [each for each in files if each.folder not in may_count]
-    return [*others, *_measured(spark, [f"{ROOT}/{path}" for path in sorted(may_count)], None)]
+    return [*others, *_measured(spark, [f"{ROOT}/{path}" for path in sorted(may_count)])]
 
 
 def _read_files(spark: object, folder: str, schema: object, files: Any, partition_by: object) -> list[int]:

@@ -31,9 +31,10 @@ from spark_purgatory.spark.sink.staging.ledger import (
     replay,
 )
 from spark_purgatory.spark.sink.staging.staged_files import (
+    PARTITION_HASH,
+    ROW_HASH,
     StagedFiles,
     file_at,
-    hash_names,
     measured,
     read_files,
     row_hash,
@@ -191,12 +192,11 @@ def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
 def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: SparkSession, tmp_path: Path) -> None:
     """And each in the task of its own file."""
     schema = spark.range(0).selectExpr("id AS n", "'a' AS part").schema
-    names = hash_names(schema.names)
     for batch_id, epoch in enumerate((99, 100)):
         rows = spark.range(6 * batch_id, 6 * batch_id + 6, 1, 1).selectExpr(
             "id AS n", "if(id % 2 = 0, 'a', 'b') AS part"
         )
-        hashed = rows.select("*", rows.part.alias(names.partition), row_hash(schema).alias(names.row))
+        hashed = rows.select("*", rows.part.alias(PARTITION_HASH), row_hash(schema).alias(ROW_HASH))
         hashed.write.parquet(str(tmp_path / FIRST_RUN.batch_path(epoch, batch_id)))
     paths = [file_at(str(path)) for path in sorted(tmp_path.glob("rows/*/*/*/*.parquet"), reverse=True)]
     files = [[replace(path, partition=part) for path in paths] for part in "ba"]
@@ -260,7 +260,7 @@ def test_staged_rows_are_known_again_in_a_session_of_other_settings(spark: Spark
     rows = spark.range(20).selectExpr("id AS n").selectExpr("n", *NESTED)
     path = f"rows/generation=0/epoch=0/batch={0:020d}-000000-abcdef01"
     StagedFiles(str(tmp_path), SinkOptions(path="/t"), ()).stage(rows, path, 0)
-    pieces = measured(spark, [f"{tmp_path}/{path}"], rows.schema.json())
+    pieces = measured(spark, [f"{tmp_path}/{path}"])
     found = read_files(spark, str(tmp_path), rows.schema, [pieces], ["n"])
     assert found.drop("v", "variants").collect() == rows.drop("v", "variants").collect()
     for setting in ({name: value} for name, value in OTHERWISE.items()):

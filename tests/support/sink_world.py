@@ -243,7 +243,7 @@ class WorldFiles(StagedFiles):
     def found_before(self, spark: Any, ledger: Ledger, before: int) -> list[Piece]:
         return self.world.pieces()
 
-    def _measured(self, spark: Any, schema: str | None, paths: Sequence[str]) -> list[Piece]:
+    def _measured(self, spark: Any, paths: Sequence[str]) -> list[Piece]:
         return [piece for piece in self.world.pieces() if piece.folder in paths]
 
 

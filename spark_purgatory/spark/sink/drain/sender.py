@@ -168,7 +168,7 @@ class SparkActions:
                 self.folder.record(spark, staged, ledger.empty_run(work.before), other)
                 return do.Staged(staged)
             case do.Count(batches):
-                return do.Counted(batches, self.files.count_batches(spark, ledger.schema, batches))
+                return do.Counted(batches, self.files.count_batches(spark, batches))
             case do.Intend(intent):
                 looked = self.check_table(spark, ledger, ledger.table_id, intent.schema)
                 table_id, version = looked.facts.id if looked.facts else None, looked.history.version
@@ -207,7 +207,7 @@ class SparkActions:
         intent, looked = action.intent, action.looked
         schema, files = StagedColumns.of(intent.schema or "").rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
-            self.files.count_again(spark, ledger.schema, action.to_count)
+            self.files.count_again(spark, action.to_count)
             folders = self.target.folders_of(schema, looked.facts)
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, folders)
             mark = Mark(ledger.names.app_id, intent.number, intent.uuid)

@@ -12,13 +12,11 @@ no setting of the session skips files. Every row is compared with its hash, the 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -34,6 +32,8 @@ from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QU
 from spark_purgatory.spark.storage.storage_access import back_ticked, in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
 
+# Columns that are staged with each row.
+PARTITION_HASH, ROW_HASH = "__spark_purgatory_partition", "__spark_purgatory_row"
 MOST_ADDED = 50  # A chain of a thousand additions ends a task with StackOverflowError.
 MAX_NAME_BYTES = 255  # The longest name of a folder on nearly every file system.
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"  # Written as %XX in the name of a partition's folder.
@@ -73,16 +73,16 @@ class StagedFiles:
 
         The columns of a schema are made once: that takes as long as to write a file.
         """
-        kinds, names = rows.schema.simpleString(), hash_names(rows.schema.names)
+        kinds = rows.schema.simpleString()
         if kinds not in self._added:
             row_bytes = F.expr(_sum([f"{8 * len(rows.schema.fields)}L", *_sizes_of(rows.schema)]))
             acceptable = _acceptable(rows.schema, row_bytes, self.options, self.partition_by)
             # One step for the check and the hashes, because Spark analyses every step again in every micro-batch.
-            hashes = [F.when(acceptable, row_hash(rows.schema)).alias(names.row)]
+            hashes = [F.when(acceptable, row_hash(rows.schema)).alias(ROW_HASH)]
             if self.partition_by:
-                hashes.append(F.hex(F.xxhash64(*map(quoted, self.partition_by))).alias(names.partition))
+                hashes.append(F.hex(F.xxhash64(*map(quoted, self.partition_by))).alias(PARTITION_HASH))
             counts = [F.count(F.lit(1)).alias("rows")]
-            for sum_of, name in ((row_bytes, "bytes"), (F.col(names.row), "checksum")):
+            for sum_of, name in ((row_bytes, "bytes"), (F.col(ROW_HASH), "checksum")):
                 counts.append(F.coalesce(F.sum(sum_of), F.lit(0)).alias(name))
             self._added[kinds] = hashes, counts
         hashes, counts = self._added[kinds]
@@ -102,7 +102,7 @@ class StagedFiles:
         seen, path = Observation(), f"{self.folder}/{folder}"
         checked = self._hashed(rows, seen)
         if self.partition_by:
-            checked = checked.sortWithinPartitions(hash_names(rows.schema.names).partition)
+            checked = checked.sortWithinPartitions(PARTITION_HASH)
         writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
         writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
         try:
@@ -122,11 +122,9 @@ class StagedFiles:
     def found_before(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         return pieces_below(spark, self.folder, ledger, before)
 
-    def count_batches(
-        self, spark: SparkSession, schema: str | None, batches: Sequence[StagedBatch]
-    ) -> dict[int, tuple[Piece, ...]]:
+    def count_batches(self, spark: SparkSession, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
         """Return the pieces of micro-batches that this run has staged, by micro-batch."""
-        found = self._measured(spark, schema, [staged.path for staged in batches])
+        found = self._measured(spark, [staged.path for staged in batches])
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
@@ -134,16 +132,16 @@ class StagedFiles:
             by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
         return by_batch
 
-    def count_again(self, spark: SparkSession, schema: str | None, pieces: Sequence[Piece]) -> None:
+    def count_again(self, spark: SparkSession, pieces: Sequence[Piece]) -> None:
         """Count the rows of pieces once more. StagingError if a file is missing, damaged or has other rows."""
-        measured_again = self._measured(spark, schema, sorted({piece.path for piece in pieces}))
+        measured_again = self._measured(spark, sorted({piece.path for piece in pieces}))
         found = {piece.key: Contents.of([piece]) for piece in measured_again}
         for piece in pieces:
             self._check_rows(piece.path, found.get(piece.key, Contents()), Contents.of([piece]))
 
-    def _measured(self, spark: SparkSession, schema: str | None, paths: Sequence[str]) -> list[Piece]:
+    def _measured(self, spark: SparkSession, paths: Sequence[str]) -> list[Piece]:
         try:
-            return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], schema) if paths else []
+            return measured(spark, [literal(f"{self.folder}/{path}") for path in paths]) if paths else []
         except AnalysisException as error:
             raise StagingError(
                 f"a staged file or micro-batch is missing below {self.folder}, one of {len(paths)}: "
@@ -180,7 +178,7 @@ def pieces_below(spark: SparkSession, folder: str, ledger: Ledger, before: int) 
     may_count = may_count_of(ledger, files, before)
     others = [each for each in files if each.folder not in may_count]
     paths = [literal(f"{folder}/{path}") for path in sorted(may_count)]
-    return [*others, *(measured(spark, paths, ledger.schema) if paths else ())]
+    return [*others, *(measured(spark, paths) if paths else ())]
 
 
 def may_count_of(ledger: Ledger, files: Sequence[Piece], before: int) -> set[str]:
@@ -192,15 +190,14 @@ def may_count_of(ledger: Ledger, files: Sequence[Piece], before: int) -> set[str
     return {file.folder for file in complete if file.run == last_run[file.batch_id]}
 
 
-def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> list[Piece]:
+def measured(spark: SparkSession, paths: Sequence[str]) -> list[Piece]:
     """Return the pieces in the files below some folders, in the order of their rows. StagingError for a bad file."""
-    names = hash_names(T.StructType.fromJson(json.loads(schema)).names if schema else ())
-    reader = spark.read.schema(f"{names.partition} string, {names.row} int").options(**READ_OPTIONS)
+    reader = spark.read.schema(f"{PARTITION_HASH} string, {ROW_HASH} int").options(**READ_OPTIONS)
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
     file = "_metadata.file_path", "_metadata.file_size", modified_ms
     with settings(spark, COUNTING), reading(f"{len(paths)} folders or files of staged rows"):
-        grouped = reader.parquet(*paths).coalesce(1).groupBy(*file, names.partition)
-        counts = grouped.agg(F.count(F.lit(1)), F.coalesce(F.sum(names.row), F.lit(0))).collect()
+        grouped = reader.parquet(*paths).coalesce(1).groupBy(*file, PARTITION_HASH)
+        counts = grouped.agg(F.count(F.lit(1)), F.coalesce(F.sum(ROW_HASH), F.lit(0))).collect()
     rows_of: dict[str, int] = {}
     for path, _, _, _, rows, _ in counts:
         rows_of[path] = rows_of.get(path, 0) + rows
@@ -248,13 +245,12 @@ def read_files(
     All pieces of a table partition belong to one new file. Rows are sorted by the partition's columns, as Delta does
     anyway, then by folder and file, whose names are in the order of micro-batches and tasks, unlike those of epochs.
     """
-    names = hash_names(schema.names)
     pieces = [piece for file in files for piece in file]
     number_of = {piece.partition: number for number, file in enumerate(files) for piece in file}
     labels = F.lit(None).cast("int")
     if len(files) > 1:
         pairs = [F.lit(one) for name, number in number_of.items() for one in (name, shard_label(number))]
-        labels = F.try_element_at(F.create_map(*pairs), F.coalesce(names.partition, F.lit("")))
+        labels = F.try_element_at(F.create_map(*pairs), F.coalesce(PARTITION_HASH, F.lit("")))
     label, path, index = (f"__spark_purgatory_{name}" for name in ("file", "path", "index"))
     staged_path = F.substring_index("_metadata.file_path", "/", -2).alias(path)
     place = labels.alias(label), staged_path, F.col("_metadata.row_index").alias(index)
@@ -270,9 +266,8 @@ def _file_name(piece: Piece) -> str:
 
 def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
     """Return the rows of pieces with partition hash and ``_metadata``; a row that differs from its hash raises."""
-    names = hash_names(schema.names)
     fields = T.StructType([T.StructField(field.name, field.dataType) for field in schema.fields])
-    fields.add(names.partition, T.StringType()).add(names.row, T.IntegerType())
+    fields.add(PARTITION_HASH, T.StringType()).add(ROW_HASH, T.IntegerType())
     paths = sorted({piece.path for piece in pieces})
     try:
         reader = spark.read.schema(fields).options(**READ_OPTIONS)
@@ -285,14 +280,14 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
             f"written. Bring the folder back from a copy, or {START_OVER}"
         ) from error
-    is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
+    is_whole = row_hash(schema).eqNullSafe(F.col(ROW_HASH))
     checked = F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean"))
     # Spark would join a reader's condition, n = 3, with this one, and put 3 into the hash of every row. It joins
     # nothing with a condition that is not deterministic.
     rows = rows.where(checked & (F.monotonically_increasing_id() >= 0))
     # Names of files are unique: Spark puts a uuid in them.
     wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
-    return rows.where(F.concat("_metadata.file_name", F.lit("/"), F.coalesce(names.partition, F.lit(""))).isin(wanted))
+    return rows.where(F.concat("_metadata.file_name", F.lit("/"), F.coalesce(PARTITION_HASH, F.lit(""))).isin(wanted))
 
 
 def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:
@@ -344,21 +339,6 @@ def _sizes_of(schema: T.StructType) -> Iterator[str]:
 
 def quoted(name: str) -> Column:
     return F.col(back_ticked(name))
-
-
-class HashNames(NamedTuple):
-    partition: str
-    row: str
-
-
-def hash_names(taken: Sequence[str]) -> HashNames:
-    """Return names that the rows do not have."""
-    lower = {name.lower() for name in taken}
-
-    def free(stem: str) -> str:
-        return next(name for name in (stem, *(f"{stem}{i}" for i in range(len(taken) + 1))) if name not in lower)
-
-    return HashNames(free("p"), free("h"))
 
 
 def row_hash(schema: T.StructType) -> Column:
