@@ -213,13 +213,7 @@ class AccumulatorQuery:
             time.sleep(POLL_SECONDS)
 
     def _drain(self, everything: bool = True) -> None:
-        """Bring everything staged to the table, or what is ripe, after the query has ended.
-
-        Raises:
-            ConfigError: The query is still running.
-            StorageError: The table cannot be written; the rows stay staged.
-            ForeignWriterError: Another run of the query uses the checkpoint now, and brings them.
-        """
+        """Bring everything staged to the table, or what is ripe, after the query has ended."""
         if self.isActive:
             raise ConfigError(f"query run {self.runId} is still running: call flush(), or end it by stop(drain=True)")
         self._await_sender()

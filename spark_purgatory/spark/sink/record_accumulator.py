@@ -218,22 +218,21 @@ class RecordAccumulator(SinkOptions):
 
             accumulator.read(spark, staged=True).groupBy("status").count().show()
         """
-        if not staged:
-            if not self.table_exists(spark):
-                if self.options.table:
-                    check_name(spark, self.options.table)
-                raise ConfigError(
-                    f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
-                    "waited for linger. Call table_exists() first, or read(staged=True) for the rows that wait"
-                )
-            with own_session(spark) as own:
-                target = self._target(own)
-            return target.read(spark)
-        if checkpoint is None:
+        if staged and checkpoint is None:
             checkpoint = self._query_to("read with staged=True", ", or give checkpoint=").checkpoint
         with own_session(spark) as own:
             target = self._target(own)
-        return staged_view(spark, target, checkpoint)
+            is_there = staged or target.exists(own)
+        if staged:
+            return staged_view(spark, target, str(checkpoint))
+        if is_there:
+            return target.read(spark)
+        if self.options.table:
+            check_name(spark, self.options.table)
+        raise ConfigError(
+            f"table {self} does not exist yet: the first drain creates it, once a file is full or a row has "
+            "waited for linger. Call table_exists() first, or read(staged=True) for the rows that wait"
+        )
 
     def _query_to(self, what: str, otherwise: str = "") -> AccumulatorQuery:
         if not self._started:

@@ -256,13 +256,8 @@ class DeltaTarget(Target):
 
     def _detail(self, spark: SparkSession) -> Row | None:
         """Read DESCRIBE DETAIL. Delta's Python class would need the JVM, or a plugin under Spark Connect."""
-        try:
-            with settings(spark, self._lean(spark)):
-                row = described(spark, self.place) if self.path or self.is_known(spark) else None
-        except AnalysisException as error:
-            if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
-                raise
-            raise ConfigError(f"table {self} is a view: name a table, or one that does not exist yet") from None
+        with settings(spark, self._lean(spark)):
+            row = described(spark, self.place) if self.path or self.is_known(spark) else None
         files = 0 if row is None or row["format"] != "delta" else row["numFiles"]
         self._is_small = files is not None and files <= SMALL_TABLE
         if row is None or row["format"] == "delta":
@@ -317,10 +312,7 @@ def check_name(spark: SparkSession, table: str, drains: int = 0, app_id: str | N
 
 
 def check_place(spark: SparkSession, target: str, place: str, *, by_name: bool, was_begun: bool) -> None:
-    """Raise ConfigError or StorageError if the table cannot be created in its place.
-
-    ``was_begun``: the first drain was begun, and may have been killed before it created the table.
-    """
+    """Raise ConfigError or StorageError if the table cannot be created in its place; as `Target.check_new`."""
     try:
         there = described(spark, sql_text(place)) is not None
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []

@@ -156,10 +156,7 @@ class Target(ABC):
         """
 
     def check(self, spark: SparkSession, table_id: str | None, schema: str, since: int | None) -> TableLook:
-        """Check before a drain that the table has the id ``table_id`` and takes the columns of ``schema``.
-
-        Returns the table with all versions from ``since``.
-        """
+        """Check before a drain the table's id and columns, and return the table with all versions from ``since``."""
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
             what = "is gone" if facts is None else f"was replaced (its id is {facts.id}, not {table_id})"
