@@ -109,7 +109,6 @@ def test_a_table_that_does_not_take_the_stream_is_named(stream: Stream) -> None:
     tables = (
         ("part bigint", r"table .* lacks n\."),
         ("n int, part bigint", r"has other types for n \(bigint, in the table int\)"),
-        ("n bigint, part bigint, must int NOT NULL", r"columns must of table .* are NOT NULL"),
     )
     for number, (columns, said) in enumerate(tables):
         path = f"{stream.folder}/{number}"

@@ -10,13 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_purgatory.errors import (
-    BufferExhaustedError,
-    BugError,
-    DeliveryTimeoutError,
-    StagingError,
-    StorageError,
-)
+from spark_purgatory.errors import BufferExhaustedError, BugError, DeliveryTimeoutError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Intent, Ledger, Piece, StagedBatch, TakenBack
 from spark_purgatory.spark.sink.table.history import NO_VERSION

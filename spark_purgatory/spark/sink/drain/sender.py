@@ -208,7 +208,8 @@ class SparkActions:
         schema, files = StagedColumns.of(intent.schema or "").rows, [*by_partition(intent.taken).values()]
         with settings(spark, DRAIN_QUERY):
             self.files.count_again(spark, action.to_count)
-            folders = self.target.folders_of(schema, looked.facts)
+            partition_by = (looked.facts and looked.facts.partition_by) or self.target.partition_by
+            folders = [name for name in partition_by if name in schema.names]
             rows = staged_files.read_files(spark, self.folder.uri, schema, files, folders)
             mark = Mark(ledger.names.app_id, intent.number, intent.uuid)
             with staged_files.reading(f"the staged files of drain {intent.number}", f"{self.folder.uri}/rows"):

@@ -54,9 +54,6 @@ class StagingFolder:
     def of(cls, spark: SparkSession, checkpoint: str) -> Self:
         return cls(checkpoint, local_folder(spark, checkpoint))
 
-    def __str__(self) -> str:
-        return self.uri
-
     def write_entry(
         self, spark: SparkSession, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False
     ) -> None:
@@ -141,7 +138,7 @@ class StagingFolder:
         if ledger.intent is None or ledger.intent.uuid != intent.uuid or (ledger.is_done and intent.taken):
             found = "none" if ledger.intent is None else f"number {ledger.intent.number} of another run"
             raise ForeignWriterError(
-                f"{self} should hold intent {intent.number} of this run but holds {found}: two runs write at once. "
+                f"{self.uri} should hold intent {intent.number} of this run but holds {found}: two runs write at once. "
                 "This run committed nothing. Stop one of them and start again"
             )
 

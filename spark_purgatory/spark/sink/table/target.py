@@ -176,11 +176,6 @@ class Target(ABC):
         named = replace(columns, version=self.names_version(columns.rows, there, history))
         return TableLook(facts, history, named.text, fitted_columns(columns.rows, there))
 
-    def folders_of(self, rows: T.StructType, facts: TableFacts | None) -> list[str]:
-        """Return those of the rows' columns that partition the table."""
-        folders = (facts and facts.partition_by) or self.partition_by
-        return [name for name in folders if name in rows.names]
-
     def is_known(self, spark: SparkSession) -> bool:
         """Return True if there is a table of the name. Other text could be SQL of another meaning."""
         try:
