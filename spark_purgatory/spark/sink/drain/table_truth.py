@@ -27,14 +27,8 @@ LOG = logging.getLogger(__name__)
 
 def look(ledger: Ledger, state: TableState) -> Looked:
     compare(ledger, state)
-    history, version = state.history, ledger.table_version
-    if version is not None and version != NO_VERSION and not history.is_whole_since(version):
-        LOG.warning(
-            f"the history of table {ledger.names.table} was cut after the last drain ({history.words.version} "
-            f"{version}): a RESTORE since then would not show. {history.words.keep}"
-        )
     # Without an open drain; else the search for it shows it.
-    taken_back = _taken_back(ledger, history) if ledger.is_done else None
+    taken_back = _taken_back(ledger, state.history) if ledger.is_done else None
     return Looked(state.facts.id if state.facts else None, taken_back)
 
 
@@ -191,15 +185,15 @@ def _skipped(names: Names, intent: Intent, before: int, history: History) -> Dra
     if history.is_whole_since(intent.base_version):
         raise errors.SkippedWriteError(
             f"drain {intent.number} was written to table {names.table} without an error, but its history has "
-            f"no such commit of app id {names.app_id!r}: {history.words.skips}, so someone else writes with this "
-            f"app id, or an old copy of the checkpoint was brought back. Staged rows wait. Stop the other writer, "
-            f"and {START_OVER}"
+            f"no such commit of app id {names.app_id!r}: someone else writes with this app id, or has undone it at "
+            f"once, or an old copy of the checkpoint was brought back. Staged rows wait. Stop the other writer, and "
+            f"{START_OVER}"
         )
     if not history.is_whole_since(before):
         raise errors.StorageError(
             f"the history of table {names.table} was cut to versions {history.entries[-1].version} and later "
             f"while drain {intent.number} was written, so it does not show whether the drain was committed after "
-            f"version {before}. Staged rows wait. {history.words.keep}, and start again"
+            f"version {before}. Staged rows wait. Let the table keep its history for longer, and start again"
         )
     what = "was committed before the table's history was cut: the table skipped it"
     LOG.warning(f"table {names.table}, drain {intent.number} {what}")

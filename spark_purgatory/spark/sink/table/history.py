@@ -68,9 +68,7 @@ class Undone(NamedTuple):
 
 class Words(NamedTuple):
     version: str  # The name of a version.
-    keep: str  # The remedy that keeps the history for longer.
     restore: str  # The remedy that brings a version back; the version follows.
-    skips: str  # The reason why a commit that was written is missing.
 
 
 @dataclass(frozen=True)
@@ -194,9 +192,7 @@ def takes_names(entry: TableVersion) -> bool:
 class DeltaHistory(History):
     words = Words(
         version="version",
-        keep="Raise delta.logRetentionDuration",
         restore="RESTORE the table to version",
-        skips="Delta skips a txnVersion that is not above the app id's last",
     )
 
     def is_whole_since(self, version: int) -> bool:

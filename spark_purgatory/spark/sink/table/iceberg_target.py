@@ -74,9 +74,7 @@ class SnapshotHistory(History):
     proven: DrainCommit | None = None  # A drain whose snapshot expired, and that is in the table.
     words = Words(
         version="snapshot",
-        keep="Let expire_snapshots keep them for longer",
         restore="Bring the table back (set_current_snapshot) to snapshot",
-        skips="the table was rolled back at once, or someone else writes with the app id",
     )
 
     @property
