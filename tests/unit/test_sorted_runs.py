@@ -13,18 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_purgatory.core.arrays import sorted_runs as runs_module
 from spark_purgatory.core.arrays.sorted_runs import (
     EMPTY,
     MAX_ROWS,
-    RADIX_FLOOR,
     ROW_BITS,
     ROW_MASK,
     GrowableArray,
     Int64s,
     SortedRuns,
     by_first,
-    ordered,
 )
 from tests.support.now_and_then import examples
 
@@ -78,34 +75,6 @@ ACTIONS = st.lists(
 @examples(120, 800)
 @given(ACTIONS)
 def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
-    check_against_a_list(actions)
-
-
-@examples(120, 800)
-@given(ACTIONS)
-def test_runs_with_a_table_of_starts_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DIRECTORY_FLOOR", 0), ("NEEDLES_PAY", 1 << 40), ("WIDE", 2)):
-            patch.setattr(runs_module, name, value)
-        check_against_a_list(actions)
-
-
-def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
-    rng = np.random.default_rng(5)
-    entries = np.sort(rng.integers(-(1 << 63), 1 << 63, 100_000))
-    runs = SortedRuns([entries])
-    needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
-    expected = by_first(*runs.find(needles))
-    assert [directory._starts is not None for directory in runs.directories] == [False]
-    for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
-        assert [column.tolist() for column in by_first(*runs.find(needles))] == [c.tolist() for c in expected]
-    assert [directory._starts is not None for directory in runs.directories] == [True]
-    runs.pop_until(0)
-    assert len(runs.find(needles[:100])[0]) == 0
-    assert [directory._starts is not None for directory in runs.directories] == [False], "another run, another table"
-
-
-def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
     runs, model = SortedRuns(), list[Entry]()
     for action, given_ in actions:
         if action == "add":
@@ -140,29 +109,6 @@ def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
         assert all(len(a) > 2 * len(b) for a, b in pairwise(runs.runs))
         most = max(most, len(runs.runs))
     assert most > 1, "nothing was ever left apart: the bound was met in name only"
-
-
-SPREADS = {
-    "all of int64": (np.iinfo(np.int64).min, np.iinfo(np.int64).max),
-    "few bits": (-3, 60_000),
-    "all the same": (7, 7),
-    "high and close together": (2**62, 2**62 + 2**20),
-    "one bit more than are counted": (0, 2**17),
-}
-
-
-@pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("count", [0, 1, RADIX_FLOOR - 1, RADIX_FLOOR, 5000])
-def test_values_are_put_in_order_however_many_and_however_spread(count: int, spread: str) -> None:
-    low, high = SPREADS[spread]
-    for at_the_ends in (0, count // 9, count * 4 // 9):
-        values = np.random.default_rng(1).integers(low, high, count, np.int64, endpoint=True)
-        values[:at_the_ends] = low
-        values[count - at_the_ends :] = high
-        before = values.tolist()
-        assert ordered(values).tolist() == sorted(before)
-        assert values.tolist() == before
-    assert ordered(np.sort(values)).tolist() == sorted(before)
 
 
 def test_ten_thousand_appends_copy_a_column_a_few_dozen_times() -> None:

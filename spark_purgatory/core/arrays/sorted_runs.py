@@ -4,7 +4,7 @@ An entry is one int64, ``prefix << 28 | row``: the upper 36 bits order it, the l
 array of entries. A batch becomes a new run at the end and is merged into the run before it, unless that is more than
 ``MERGE_RATIO`` times larger. So there are O(log n) runs, and an entry is moved O(log n) times in its life (a
 log-structured merge tree without the disk). A state keeps runs as they are, and nothing is sorted when it is loaded.
-Needles are found by binary search; a `Directory` makes a table for runs in which many are sought.
+Needles are found by binary search.
 """
 
 from __future__ import annotations
@@ -24,15 +24,9 @@ ROW_MASK = (1 << ROW_BITS) - 1
 MAX_ROWS = 1 << ROW_BITS
 PREFIX_MASK = ~ROW_MASK  # the 36 bits of a hash that order an index
 MERGE_RATIO = 2  # a run is merged into the one before it unless that is more than twice as long: at most log2(n) runs
-DIRECTORY_FLOOR = 256  # entries of a run below which binary search is as fast as anything
-NEEDLES_PAY = 48  # a table of starts pays once a run was searched for one needle per so many entries
-WIDE = 32  # above so many entries with the same leading bits, binary search is faster: a busy key, or a poor hash
 
 GROWTH_FLOOR, GROWTH = 1 << 16, 8  # a full column of more values grows by this part of itself
-BLOCK = 1 << 15  # values that are moved at a time
 SLACK = 3  # a run may be a view of memory that is longer by this part of the run
-RADIX_FLOOR = 1024  # values below which sorting by leading bits first does not pay
-RADIX_BITS = 16  # numpy sorts these by counting: 4 ns a value, where its sort of int64 takes 6 to 50, by processor
 
 Kind = TypeVar("Kind", bound=np.generic)
 
@@ -56,55 +50,11 @@ def parts_of(costs: Int64s, most: int) -> Iterator[slice]:
         start = end
 
 
-class Directory:
-    """A search in one run: binary at first, and after many needles by a table of where leading bits begin."""
-
-    def __init__(self, run: Int64s) -> None:
-        self.run = run
-        # Needles to seek before a table pays: it costs 5 ns an entry, and a binary search 100 to 400 ns a needle.
-        self._left = len(run) // NEEDLES_PAY
-        self._shift = 64 - max(len(run).bit_length() - 1, 1)
-        # (2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average.
-        self._starts: npt.NDArray[np.int32] | None = None
-
-    def find(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the needle i and the row of each entry within ``low[i] .. high[i]``, (n,) each and ascending."""
-        self._left -= len(low)
-        if self._left > 0 or len(self.run) < DIRECTORY_FLOOR:
-            start, end = self._searched(low, high)
-            at, needle = expand(start, end - start)
-            return needle, self.run[at] & ROW_MASK
-        if self._starts is None:
-            buckets = 1 << (64 - self._shift)
-            self._starts = np.zeros(buckets + 1, np.int32)
-            sizes = np.bincount((self.run >> self._shift) + buckets // 2, minlength=buckets)
-            np.cumsum(sizes, out=self._starts[1:])
-        bucket = (low >> self._shift) + (len(self._starts) // 2)
-        start, end = self._starts[bucket], self._starts[bucket + 1]
-        counts = end - start
-        if counts.max(initial=0) > WIDE:
-            wide = (counts > WIDE).nonzero()[0]
-            start[wide], end[wide] = self._searched(low[wide], high[wide])
-            counts = end - start
-        at, needle = expand(start, counts)
-        entries = self.run[at]
-        same = ((entries & PREFIX_MASK) == low[needle]).nonzero()[0]
-        return needle[same], entries[same] & ROW_MASK
-
-    def _searched(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-        start = self.run.searchsorted(low)
-        end = start.copy()
-        hit = (self.run.take(start, mode="clip") <= high).nonzero()[0]
-        end[hit] = self.run.searchsorted(high[hit], side="right")
-        return start, end
-
-
 class SortedRuns:
     """A multiset of int64 entries in sorted runs, oldest and longest first."""
 
     def __init__(self, runs: Iterable[Int64s] = ()) -> None:
         self.runs: list[Int64s] = [run for run in runs if len(run)]
-        self.directories: list[Directory] = []  # of the runs at the last search
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))
@@ -119,21 +69,22 @@ class SortedRuns:
             size += len(self.runs[first])
         if first < len(self.runs):
             entries = np.concatenate((*self.runs[first:], entries))
-            self.directories = self.directories[:first]  # A directory would keep its run in memory
             entries.sort(kind="stable")  # A stable sort of sorted pieces is a merge: 2 to 5 ns an entry
         self.runs[first:] = [entries]
 
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:
         """Find entries by the prefix of needles, which ascends: positions of needles, and rows, (m,), run by run."""
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
-        known = {id(directory.run): directory for directory in self.directories}
-        self.directories = [known.get(id(run)) or Directory(run) for run in self.runs]
-        found = [directory.find(low, high) for directory in self.directories]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            return EMPTY, EMPTY
-        return np.concatenate([needle for needle, _ in found]), np.concatenate([rows for _, rows in found])
+        positions, rows = [EMPTY], [EMPTY]
+        for run in self.runs:
+            start = run.searchsorted(low)
+            end = start.copy()
+            hit = (run.take(start, mode="clip") <= high).nonzero()[0]
+            end[hit] = run.searchsorted(high[hit], side="right")
+            at, needle = expand(start, end - start)
+            positions.append(needle)
+            rows.append(run[at] & ROW_MASK)
+        return np.concatenate(positions), np.concatenate(rows)
 
     def pop_until(self, prefix: int) -> Int64s:
         """Remove and return the entries whose prefix is at most ``prefix``, (m,) int64, run by run."""
@@ -143,8 +94,8 @@ class SortedRuns:
             cut = int(run.searchsorted(bound, side="right"))
             popped.append(run[:cut])
             if cut < len(run):
-                kept.append(trimmed(run, slice(cut, None)) if cut else run)
-        self.runs, self.directories = kept, []
+                kept.append(_left(run, cut) if cut else run)
+        self.runs = kept
         return np.concatenate(popped)
 
     def between(self, first_prefix: int, end_prefix: int) -> Int64s:
@@ -154,56 +105,24 @@ class SortedRuns:
 
     def renumber(self, new_row: Rows) -> None:
         """Number rows again as ``new_row[row]``, which must keep their order; entries numbered -1 are dropped."""
-        old, self.runs, self.directories = self.runs[::-1], [], []
+        old, self.runs = self.runs[::-1], []
         while old:
             run = old.pop()
-            if not run.flags.writeable:
-                run = run.copy()
-            end = 0
-            for start in range(0, len(run), BLOCK):
-                block = run[start : start + BLOCK]
-                rows = new_row[block & ROW_MASK]
-                keep = (rows >= 0).nonzero()[0]
-                run[end : end + len(keep)] = (block[keep] & PREFIX_MASK) | rows[keep]
-                end += len(keep)
-            self.add(trimmed(run, slice(0, end)))
+            rows = new_row[run & ROW_MASK]
+            kept = rows >= 0
+            self.add((run[kept] & PREFIX_MASK) | rows[kept])
 
 
-def trimmed(run: Int64s, part: slice) -> Int64s:
-    """Return a part of a run: a view, or a copy if a view would keep too much memory."""
+def _left(run: Int64s, start: int) -> Int64s:
+    """Return a run without its start: a view, or a copy if a view would keep too much memory."""
     memory = run if run.base is None else run.base
-    rest = run[part]
+    rest = run[start:]
     return rest.copy() if len(rest) + len(rest) // SLACK < len(memory) else rest
-
-
-def ordered(values: Int64s) -> Int64s:
-    """Sort values, (n,) int64, like ``np.sort`` in half its time: by leading bits, so that a merge has little to do."""
-    if len(values) < RADIX_FLOOR:
-        return np.sort(values)
-    if bool((values[1:] >= values[:-1]).all()):
-        return values.copy()
-    leading = leading_bits(values)
-    order = np.argsort(leading, kind="stable")
-    quarter = len(values) // 4
-    if leading[order[quarter]] == leading[order[-quarter]]:
-        # Most values share their leading bits, because a few values are far from all others.
-        return np.sort(values)
-    ascending = values[order]
-    ascending.sort(kind="stable")
-    return ascending
-
-
-def leading_bits(values: Int64s) -> npt.NDArray[np.uint16]:
-    """Return the upper 16 bits of each value's distance from the least one; fewer if the largest distance has fewer."""
-    lowest, highest = int(values.min()), int(values.max())
-    # The distance may not fit int64; modulo 2**64 it is right.
-    distance = values.view(np.uint64) - np.uint64(lowest % 2**64)
-    return (distance >> np.uint64(max((highest - lowest).bit_length() - RADIX_BITS, 0))).astype(np.uint16)
 
 
 def hash_order(hashes: Int64s) -> Int64s:
     """Return positions, (n,), n at most 2**28, ordered by the upper 36 bits of the hashes, then by position."""
-    return ordered((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
+    return np.sort((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
 
 
 def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
@@ -222,18 +141,8 @@ def is_first(ascending: npt.NDArray[Kind]) -> Bools:
 
 def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
     """Sort pairs by the first, within -2**35 .. 2**35 - 1, then by the second, within 0 .. 2**28 - 1."""
-    packed = ordered((first << ROW_BITS) | second)
+    packed = np.sort((first << ROW_BITS) | second)
     return packed >> ROW_BITS, packed & ROW_MASK
-
-
-def blocks_of(kept: Bools) -> Iterator[tuple[int, Int64s]]:
-    """Yield set flags block by block: the number before the block, and their positions."""
-    before = 0
-    for start in range(0, len(kept), BLOCK):
-        block = kept[start : start + BLOCK].nonzero()[0]
-        block += start
-        yield before, block
-        before += len(block)
 
 
 def new_numbers(kept: Bools) -> Rows:
@@ -281,20 +190,8 @@ class GrowableArray(Generic[Kind]):
             self._length = length
 
     def keep(self, kept: Bools) -> None:
-        """Keep only flagged values; in place unless the column gets much shorter."""
-        count = int(np.count_nonzero(kept))
-        if not self._buffer.flags.writeable or len(self._buffer) > max(2 * count, GROWTH_FLOOR):
-            self._buffer = self.values[kept]
-        else:
-            for start, block in blocks_of(kept):
-                # Values move towards the start, so only those are overwritten that have been moved.
-                self._buffer[start : start + len(block)] = self._buffer[block]
-        self._length = count
-
-    def truncate(self, length: int) -> None:
-        self._length = length
-        if len(self._buffer) > max(2 * length, GROWTH_FLOOR):
-            self._buffer = self.values.copy()
+        self._buffer = self.values[kept]
+        self._length = len(self._buffer)
 
     def _reserve(self, length: int) -> None:
         if length <= len(self._buffer) and self._buffer.flags.writeable:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s, blocks_of
+from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s
 
 
 class GrowableTexts:
@@ -52,18 +52,8 @@ class GrowableTexts:
         self._characters.append(characters)
 
     def keep(self, kept: Bools) -> None:
-        texts, ends, characters = self.values, self._ends.writable, self._characters.writable
-        count = size = 0
-        for start, positions in blocks_of(kept):
-            if len(positions):
-                # Texts move towards the start, so only those are overwritten that have been moved.
-                block_ends, block = parts_of(texts.take(pa.array(positions)))
-                characters[size : size + len(block)] = block
-                ends[start + 1 : start + len(block_ends)] = block_ends[1:] + (np.int32(size) - block_ends[0])
-                count, size = start + len(positions), size + len(block)
-        del texts, ends, characters
-        self._ends.truncate(count + 1)
-        self._characters.truncate(size)
+        ends, characters = parts_of(self.values.filter(pa.array(kept)))
+        self._ends, self._characters = GrowableArray(ends), GrowableArray(characters)
 
 
 def parts_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

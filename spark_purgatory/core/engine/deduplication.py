@@ -140,7 +140,7 @@ class SeenIds:
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
         slots = np.arange(len(self), len(self) + len(hashes))
-        self.index.add(sorted_runs.ordered((hashes & PREFIX_MASK) | slots))
+        self.index.add(np.sort((hashes & PREFIX_MASK) | slots))
         for column, values in zip(self.columns, identity, strict=True):
             column.append(values)
         self.deadline_us.append(deadline_us)
@@ -187,7 +187,7 @@ def has_repeats(hashes: Int64s) -> bool:
         return False
     suspects = np.zeros(len(hashes), bool)  # Few of those that share 36 bits are equal
     suspects[tied] = suspects[tied + 1] = True
-    ascending = sorted_runs.ordered(hashes[suspects])
+    ascending = np.sort(hashes[suspects])
     return bool((ascending[1:] == ascending[:-1]).any())
 
 

@@ -105,7 +105,7 @@ class Watchers:
         if not len(rows):
             return
         entries, _ = self.entries_of(rows)
-        self.index.add(sorted_runs.ordered(self.hashes.values[entries] | entries))
+        self.index.add(np.sort(self.hashes.values[entries] | entries))
         self.listed.writable[entries] = True
         self.watched += len(entries)
 
@@ -268,7 +268,7 @@ class DelayedOperationPurgatory:
         now = gone.compress(waiting[gone])
         # Kafka walks by key and then by list, and the first entry of a row that it meets counts.
         first = sorted_runs.first_of_each(rows[now])
-        met = sorted_runs.ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first))
+        met = np.sort(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first))
         self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 

@@ -228,7 +228,7 @@ class SystemTimer:
         self.entries = SortedRuns([self._entries_of(self.armed_tick.values[rows], rows)])
 
     def _entries_of(self, ticks: Int64s, rows: Int64s) -> Int64s:
-        return sorted_runs.ordered((self._prefixes(ticks) << ROW_BITS) | rows)
+        return np.sort((self._prefixes(ticks) << ROW_BITS) | rows)
 
     def _prefixes(self, ticks: Int64s) -> Int64s:
         low, high = max(self.base - NEAR_TICKS, int(UNARMED)), min(self.base + NEAR_TICKS - 1, FOREVER)
