@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.core.arrays.held_bytes import held_by_part, held_bytes, own_memory
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, GROWTH_FLOOR, GrowableArray
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, GrowableArray
 from spark_purgatory.core.arrays.value_column import GrowableTexts, ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria

@@ -11,14 +11,13 @@ that it starts. Worked example, deadline 10::
     reach           20        20         34
     deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
 
-Reaches are computed once for each key. If extensions on one key make those on another count, the keys are read in
-rounds. After `ROUNDS` rounds, the extensions of all keys of an operation are taken together by time, and their reaches
-are computed over them.
+Reaches are computed once for each key. If extensions on one key make those on another count, the keys of operations
+whose deadlines moved are read again, in rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,28 +25,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand, first_of_each, parts_of
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans, bisect_within
 from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import EventKind
 
-ROUNDS = 8  # a round reads the spans of all operations; chains over several keys are seldom longer
-MOST_TOGETHER = 1 << 19  # extensions that are taken together at a time: their tables take 20 * 8 bytes each
-
 
 def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
     """Return the deadlines, (n,), after all extensions; the spans are owned by operations."""
     reaches = [_reach(span.segment) for span in extensions]
-    for _ in range(ROUNDS):
+    while True:
         given_us, deadline_us = deadline_us, _furthest(extensions, reaches, deadline_us, deadline_us)
         moved = deadline_us > given_us
         if not moved.any():
             return deadline_us
-    for span in _together(extensions, moved):
-        deadline_us = _furthest([span], [_reach(span.segment)], deadline_us, deadline_us)
-    return deadline_us
+        extensions = [span.where(moved[span.owner]) for span in extensions]
 
 
 def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s, until_us: Int64s) -> Int64s:
@@ -58,26 +52,6 @@ def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s
         some = np.flatnonzero(high > span.low)
         np.maximum.at(latest_us, span.owner[some], _largest(table, span.low[some], high[some]))
     return latest_us
-
-
-def _together(extensions: list[Spans], moved: Bools) -> Iterator[Spans]:
-    """Yield spans with the extensions of all keys of each operation that moved, (n,) bool, by time."""
-    spans, costs = [span.where(moved[span.owner]) for span in extensions], np.zeros(len(moved), np.int64)
-    for span in spans:
-        np.add.at(costs, span.owner, span.high - span.low)
-    for part in parts_of(costs, MOST_TOGETHER):
-        mine = np.zeros(len(moved), bool)
-        mine[part] = True
-        found = []
-        for span in (each.where(mine[each.owner]) for each in spans):
-            at, which = expand(span.low, span.high - span.low)
-            found.append((span.owner[which], span.segment.time_us[at], _granted(span.segment)[at]))
-        owner, time_us, granted_us = map(np.concatenate, zip(*found, strict=True))
-        order = np.lexsort((time_us, owner))
-        first = first_of_each(owner[order])
-        start, n = np.append(first, len(order)), len(first)
-        segment = EventSegment(np.arange(n), pa.nulls(n), start, time_us[order], granted_us[order])
-        yield Spans(segment, owner[order][first], start[:-1], start[:-1], start[1:])
 
 
 def _reach(segment: EventSegment) -> Int64s:
@@ -93,11 +67,7 @@ def _reach(segment: EventSegment) -> Int64s:
 
 
 def _moved_to(segment: EventSegment) -> Int64s:
-    return saturating_add(segment.time_us, _granted(segment))
-
-
-def _granted(segment: EventSegment) -> Int64s:
-    return np.zeros(len(segment), np.int64) if segment.value is None else segment.value
+    return segment.time_us if segment.value is None else saturating_add(segment.time_us, segment.value)
 
 
 def _tables(values: Int64s) -> Int64s:
