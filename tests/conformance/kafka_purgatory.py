@@ -84,7 +84,7 @@ class KafkaPurgatory(DelayedOperationPurgatory):
 
         They leave the timer but do not complete: another key's check or a force still may.
         """
-        keys = pa.array([key], type=self.watchers.keys.chunks[0].type if self.watchers.keys.chunks else None)
+        keys = pa.array([key], type=self.watchers.keys.values.type if len(self.watchers.keys) else None)
         _, entries = self.watchers.find(keys, hash_keys(keys))
         rows = self.watchers.rows_of(entries)
         self.watchers.drop(entries)

@@ -9,7 +9,6 @@ import struct
 import zlib
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.core.arrays.sorted_runs import GrowableArray
-from spark_purgatory.core.arrays.value_column import MOST_CHUNKS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec import criteria
@@ -89,24 +87,9 @@ def test_a_sound_blob_is_read_and_saved_again_to_the_byte(name: str) -> None:
     assert 1_000 < len(blob) < 4_000
     engine = restore(SPECS[name], blob, 1)
     assert engine.pending > 1 and len(engine.events.log) > 0
-    assert any(CANARY in row["p0"] for chunk in engine.rows.payload.chunks for row in chunk.to_pylist())
+    assert any(CANARY in row["p0"] for row in engine.rows.payload.take().to_pylist())
     validate(engine.purgatory)
     assert save(engine, 1) == blob
-
-
-@pytest.mark.parametrize("several", [False, True], ids=["one key", "several keys"])
-def test_a_state_has_few_chunks_however_many_micro_batches_it_is_old(several: bool) -> None:
-    shards = Shards(EngineSpec(criteria.all_keys() if several else criteria.any_key()), several=several)
-    for i in range(MOST_CHUNKS - 1):
-        shards.step([op(f"{i}-{j}", "ab"[j:] if several else "a", deadline=90_000) for j in range(2)], [], 0)
-    blob = shards.blobs[0]
-    assert blob is not None
-    engine = restore(shards.spec, blob, 1)
-    columns = [engine.rows.payload, engine.purgatory.watchers.keys, *engine.deduplication.ids.columns]
-    for column in columns:
-        chunks = [len(chunk) for chunk in column.chunks]
-        assert sum(chunks) >= 2 * (MOST_CHUNKS - 1)
-        assert all(a > 2 * b for a, b in pairwise(chunks)), chunks
 
 
 def with_header(blob: bytes, **fields: int) -> bytes:

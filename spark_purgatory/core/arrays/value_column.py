@@ -3,69 +3,67 @@
 Indexes order by 36 bits of a hash. Every find is compared in full before it counts, so a collision by chance or by
 intent never joins two keys. Spark computes hashes in the JVM (``xxhash64``); callers without Spark use `hash_keys`.
 
-Texts that grow are ends and characters in two numpy columns (`GrowableTexts`), read through Arrow without a copy.
+Most Arrow arrays are a few numpy arrays (`Buffers`), in which a column grows, and as which a state keeps it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s
+from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s
+from spark_purgatory.errors import LimitError
+
+MOST_CHARACTERS = (1 << 31) - 1  # of one column: Arrow's offsets have 32 bits
 
 
-class GrowableTexts:
-    """Strings or bytes without nulls. The caller keeps them below 2 GiB."""
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of texts, or of n values of a fixed width; a value under a null is undefined."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self.kind = kind
-        self._ends = GrowableArray(np.zeros(1, np.int32))  # (n + 1,) int32: 0, then the end of each text
-        self._characters = GrowableArray(np.empty(0, np.uint8))
+    values: npt.NDArray[Any]  # (n,), or the characters of texts
+    ends: npt.NDArray[np.int32] | None = None  # (n + 1,) of texts: 0, then the end of each
+    valid: Bools | None = None  # (n,) None: no value is null
 
     @staticmethod
-    def of(texts: pa.Array) -> GrowableTexts:
-        """Make a column of (n,) texts, n > 0, that shares their memory until it grows."""
-        column, (ends, characters) = GrowableTexts(texts.type), parts_of(texts)
-        column._ends = GrowableArray(ends if not ends[0] else ends - ends[0])
-        column._characters = GrowableArray(characters)
-        return column
+    def of(column: pa.Array) -> Buffers | None:
+        """Return the buffers of a column, which share its memory; None if it has another type."""
+        kind, buffers, ends = column.type, column.buffers(), None
+        places = slice(column.offset, column.offset + len(column))
+        if is_text(kind):
+            offsets = np.frombuffer(buffers[1] or bytes(4), np.int32)[column.offset : places.stop + 1]
+            ends = offsets - offsets[0] if offsets[0] else offsets
+            values = np.frombuffer(buffers[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        elif (dtype := _dtype(kind)) is not None:
+            values = np.frombuffer(buffers[1] or b"", dtype)[places]
+        else:
+            return None
+        return Buffers(values, ends, as_bools(column.is_valid()) if column.null_count else None)
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @property
-    def size(self) -> int:
-        return len(self._characters)
-
-    @property
-    def values(self) -> pa.Array:
-        buffers = [None, pa.py_buffer(self._ends.values), pa.py_buffer(self._characters.values)]
-        return pa.Array.from_buffers(self.kind, len(self), buffers)
-
-    def append(self, texts: pa.Array) -> None:
-        ends, characters = parts_of(texts)
-        self._ends.append(ends[1:] + (np.int32(self.size) - ends[0]))
-        self._characters.append(characters)
-
-    def keep(self, kept: Bools) -> None:
-        ends, characters = parts_of(self.values.filter(pa.array(kept)))
-        self._ends, self._characters = GrowableArray(ends), GrowableArray(characters)
+    def array(self, kind: pa.DataType) -> pa.Array:
+        n = len(self.values) if self.ends is None else len(self.ends) - 1
+        valid = None if self.valid is None else pa.py_buffer(np.packbits(self.valid, bitorder="little"))
+        ends = [] if self.ends is None else [pa.py_buffer(self.ends)]
+        return pa.Array.from_buffers(kind, n, [valid, *ends, pa.py_buffer(self.values)])
 
 
-def parts_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start of the first of n > 0 texts and the ends of all, (n + 1,) int32, and their characters, uint8."""
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    characters = np.frombuffer(b"" if data is None else data, np.uint8)
-    return ends, characters[ends[0] : ends[-1]]
+def is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.binary())
 
 
-MOST_CHUNKS = 8  # an append merges chunks beyond this number: fewer may wait for compacting, which copies anyway
-MAX_CHUNK_BYTES = 1 << 30  # of a merged chunk: half of the 2 GiB at which Arrow's 32-bit offsets end
+def _dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return the type in numpy of values of a fixed width; None if they have none."""
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return np.dtype({32: "i4", 64: "i8"}.get(kind.bit_width, f"V{kind.bit_width // 8}"))
+    return None
 
 
 def hash_keys(keys: pa.Array) -> Int64s:
@@ -94,183 +92,101 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class ValueColumn:
-    """Values by position.
+    """Values by position, in the numpy columns of their `Buffers`, which grow in place.
 
-    Numbers without nulls are kept in one numpy column, texts without nulls in two, which grow in place. Other values
-    are Arrow chunks, which are merged when they are many or saved. A chunk of texts that are all null has Arrow's null
-    type, which takes no memory.
+    Values of other types are one Arrow array, which is made again when it is read after an append. As long as all
+    values are null, only their number is kept.
     """
 
-    def __init__(self, chunks: list[pa.Array] | None = None) -> None:
-        self._chunks: list[pa.Array] = []
-        self._numbers: GrowableArray[Any] | None = None
-        self._number_type: pa.DataType | None = None
-        self._texts: GrowableTexts | None = None
-        self._null_type: pa.DataType | None = None  # the values' type, if a chunk has the null type
-        for chunk in chunks or []:
-            self._add(chunk)
-
-    @property
-    def chunks(self) -> list[pa.Array]:
-        """The values in order, valid until the column changes."""
-        return [self._typed(chunk) for chunk in self._parts]
-
-    @property
-    def _parts(self) -> list[pa.Array]:
-        if self._texts is not None:
-            return [self._texts.values]
-        if self._numbers is not None:
-            return [pa.array(self._numbers.values, self._number_type)] if len(self._numbers) else []
-        return self._chunks
-
-    @property
-    def starts(self) -> Int64s:
-        """The positions at which chunks begin, and the end of the last one, (chunks + 1,)."""
-        lengths = map(len, self._chunks) if self._grown is None else [len(self._grown)]
-        return np.cumsum([0, *lengths])
-
-    @property
-    def _grown(self) -> GrowableArray[Any] | GrowableTexts | None:
-        return self._texts if self._numbers is None else self._numbers
+    def __init__(self, values: pa.Array | None = None) -> None:
+        self._kind = pa.null()
+        self._nulls = 0  # values, if all are null
+        self._values: GrowableArray[Any] | None = None
+        self._ends: GrowableArray[np.int32] | None = None
+        self._valid: GrowableArray[np.bool_] | None = None
+        self._parts: list[pa.Array] = []
+        if values is not None:
+            self.append(values)
 
     def __len__(self) -> int:
-        return sum(map(len, self._chunks)) if self._grown is None else len(self._grown)
+        if self._values is None:
+            return self._nulls + sum(map(len, self._parts))
+        return len(self._values) if self._ends is None else len(self._ends) - 1
 
-    @staticmethod
-    def restored(chunks: list[pa.Array]) -> ValueColumn:
-        """Make a column of saved chunks, which grows in place if it can; one chunk of texts is copied when needed."""
-        column = ValueColumn()
-        if len(chunks) == 1 and _is_text(chunks[0].type) and not chunks[0].null_count:
-            column._texts = GrowableTexts.of(chunks[0])
-        else:
-            for chunk in chunks:
-                column.append(chunk)
-        return column
-
-    def _typed(self, values: pa.Array) -> pa.Array:
-        return values if self._null_type is None or values.type == self._null_type else values.cast(self._null_type)
+    @property
+    def values(self) -> pa.Array:
+        """The values in order, valid until the column changes."""
+        if self._values is not None:
+            ends = None if self._ends is None else self._ends.values
+            valid = None if self._valid is None else self._valid.values
+            return Buffers(self._values.values, ends, valid).array(self._kind)
+        if not self._parts:
+            return pa.nulls(self._nulls, self._kind)
+        if len(self._parts) > 1:
+            self._parts = [pa.concat_arrays(self._parts)]
+        return self._parts[0]
 
     def append(self, values: pa.Array) -> None:
+        """Add values. An empty column shares their memory until it grows."""
         if not len(values):
             return
-        if not len(self) and _is_text(values.type) and not values.null_count:
-            self._texts = GrowableTexts(values.type)
-        if self._texts is not None and self._fits(values):
-            self._texts.append(values)
-            return
-        self._add(values)
-        if len(self._chunks) > MOST_CHUNKS:
-            self.merge()
+        if self._nulls == len(self):
+            self._kind = values.type
+            if values.null_count == len(values):
+                self._nulls += len(values)
+                return
+            if self._nulls:
+                values, self._nulls = pa.concat_arrays([pa.nulls(self._nulls, values.type), values]), 0
+        buffers = Buffers.of(values)
+        if buffers is None:
+            self._parts.append(values)
+        elif self._values is None:
+            self._values = GrowableArray(buffers.values)
+            self._ends = None if buffers.ends is None else GrowableArray(buffers.ends)
+            self._valid = None if buffers.valid is None else GrowableArray(buffers.valid)
+        else:
+            self._grow(buffers, self._values, len(values))
 
-    def merge(self) -> None:
-        """Merge each chunk into the one before it unless that is much longer or too large; about log2(n) are left."""
-        groups: list[list[pa.Array]] = []
-        for chunk in self._chunks:
-            group = [chunk]
-            while groups and _merge_due(groups[-1], group):
-                group = groups.pop() + group
-            groups.append(group)
-        if len(groups) < len(self._chunks):
-            # Arrow would copy a chunk even if it is alone in its group.
-            self._chunks = [self._joined(group) if len(group) > 1 else group[0] for group in groups]
-
-    def _add(self, values: pa.Array) -> None:
-        is_number = pa.types.is_integer(values.type) or values.type in (pa.float32(), pa.float64())
-        if not self._chunks and self._texts is None and is_number and not values.null_count:
-            if self._numbers is None:
-                self._numbers = GrowableArray(np.empty(0, values.type.to_pandas_dtype()))
-                self._number_type = values.type
-            self._numbers.append(values.to_numpy())
-            return
-        if self._grown is not None:
-            self._chunks, self._numbers, self._texts = self.chunks, None, None
-        if _is_text(values.type) and values.null_count == len(values):
-            self._null_type, values = values.type, pa.nulls(len(values))
-        self._chunks.append(values)
-
-    def _fits(self, values: pa.Array) -> bool:
-        texts = self._texts
-        if texts is None or values.null_count:
-            return False
-        return texts.size + 4 * len(texts) + values.nbytes < MAX_CHUNK_BYTES
-
-    def _joined(self, chunks: list[pa.Array]) -> pa.Array:
-        is_null = [pa.types.is_null(chunk.type) for chunk in chunks]
-        return pa.concat_arrays(chunks if all(is_null) else [self._typed(chunk) for chunk in chunks])
+    def _grow(self, buffers: Buffers, values: GrowableArray[Any], more: int) -> None:
+        if buffers.valid is not None or self._valid is not None:
+            if self._valid is None:
+                self._valid = GrowableArray(np.ones(len(self), bool))
+            self._valid.append(np.ones(more, bool) if buffers.valid is None else buffers.valid)
+        if self._ends is not None and buffers.ends is not None:
+            if len(values) + len(buffers.values) > MOST_CHARACTERS:
+                raise LimitError(
+                    f"a column of a shard would have {len(values) + len(buffers.values):,} bytes of text, and the most "
+                    f"is {MOST_CHARACTERS:,}: use more shards (spark-purgatory move)"
+                )
+            self._ends.append(buffers.ends[1:] + np.int32(len(values)))
+        values.append(buffers.values)
 
     def take(self, positions: Int64s) -> pa.Array:
-        if self._numbers is not None:
-            return pa.array(self._numbers.values[positions], self._number_type)
-        chunks, starts = self._parts, self.starts
-        if len(chunks) == 1:
-            return self._typed(chunks[0].take(pa.array(positions)))
-        order = np.argsort(positions, kind="stable")
-        ascending = positions[order]
-        cuts = ascending.searchsorted(starts)
-        parts = [
-            chunk.take(pa.array(ascending[cuts[i] : cuts[i + 1]] - starts[i]))
-            for i, chunk in enumerate(chunks)
-            if cuts[i] < cuts[i + 1]
-        ]
-        # An empty slice would keep, and ship, the offsets of the whole chunk.
-        joined = self._typed(self._joined(parts) if parts else pa.nulls(0, chunks[0].type))
-        if len(order) < 2 or bool((order[1:] > order[:-1]).all()):
-            return joined
-        inverse = np.empty_like(order)
-        inverse[order] = np.arange(len(order))
-        return joined.take(pa.array(inverse))
+        if self._values is not None and self._ends is None and self._valid is None:
+            return Buffers(self._values.values[positions]).array(self._kind)
+        return pa.nulls(len(positions), self._kind) if self._nulls else self.values.take(pa.array(positions))
 
     def equal(self, positions: Int64s, others: pa.Array, other_positions: Int64s) -> Bools:
         if not len(positions):
             return np.zeros(0, bool)
-        if self._numbers is not None and pa.types.is_integer(others.type) and not others.null_count:
-            return self._numbers.values[positions] == others.to_numpy()[other_positions]
-        chunks, starts = self._parts, self.starts
-        if len(chunks) == 1:
-            return equal_values(chunks[0], positions, others, other_positions)
-        same = np.zeros(len(positions), bool)
-        which = starts.searchsorted(positions, side="right") - 1
-        for i, chunk in enumerate(chunks):
-            here = np.flatnonzero(which == i)
-            if len(here):
-                local = positions[here] - starts[i]
-                same[here] = equal_values(chunk, local, others, other_positions[here])
-        return same
+        if self._nulls:
+            return as_bools(pc.is_null(others.take(pa.array(other_positions))))
+        return equal_values(self.values, positions, others, other_positions)
 
     def keep(self, kept: Bools) -> None:
-        if not kept.any():
-            self._chunks, self._numbers, self._texts = [], None, None
-        elif self._grown is not None:
-            self._grown.keep(kept)
-        else:
-            chunks = self._chunks
-            for i, start in enumerate(self.starts[:-1].tolist()):
-                # One chunk after the other, so that only one of them is in memory twice.
-                chunks[i] = chunks[i].filter(pa.array(kept[start : start + len(chunks[i])]))
-            self._chunks = [chunk for chunk in chunks if len(chunk)]
-            self.merge()
-
-
-def _merge_due(older: list[pa.Array], newer: list[pa.Array]) -> bool:
-    small = sum(map(len, older)) <= MERGE_RATIO * sum(map(len, newer))
-    return small and sum(chunk.nbytes for chunk in (*older, *newer)) < MAX_CHUNK_BYTES
+        vars(self).update(vars(ValueColumn(self.values.filter(pa.array(kept)))))
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
     """Flag each i with ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
-    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
+    numbers = pa.types.is_integer(left.type) and pa.types.is_integer(right.type)
+    if numbers and not left.null_count and not right.null_count:
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
-    if pa.types.is_null(left.type):
-        return as_bools(pc.is_null(right.take(pa.array(right_at))))
     values, others = left.take(pa.array(left_at)), right.take(pa.array(right_at))
     same = pc.equal(values, others)
     if same.null_count:
         same = pc.or_(pc.fill_null(same, False), pc.and_(pc.is_null(values), pc.is_null(others)))
     return as_bools(same)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.binary())
 
 
 def as_bools(array: pa.Array) -> Bools:

@@ -285,7 +285,7 @@ class Deduplication:
         """Find the slots of waiting rows' ids after a query without control events."""
         slots = np.full(self._purgatory.next_row, -1)
         rows = np.setdiff1d(self._purgatory.waiting(), self.undecided)
-        if self._rows.ids.chunks:
+        if len(self._rows.ids):
             slots[rows] = self.ids.slots_of(self.identity_of(rows), self._rows.deadline_us[rows])
         self._rows.columns["id_slot"] = GrowableArray(slots)
 
@@ -319,9 +319,10 @@ class Deduplication:
 
     def _waiting_undecided(self, known: OperationArrivals, watermark_us: int) -> Int64s:
         """Make waiting rows with the identity of arriving operations undecided, and return them."""
-        named = [as_bools(pc.is_in(chunk, value_set=known.ids)) for chunk in self._rows.ids.chunks]
-        open_rows = (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
-        open_rows &= np.concatenate([*named, np.zeros(0, bool)])
+        if not len(self._rows.ids):
+            return EMPTY
+        open_rows = as_bools(pc.is_in(self._rows.ids.values, value_set=known.ids))
+        open_rows &= (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
         open_rows[self.undecided] = False
         rows = np.flatnonzero(open_rows)
         if not len(rows):

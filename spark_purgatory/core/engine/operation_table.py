@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,14 +42,6 @@ class Payload:
         return self._rows
 
     @property
-    def chunks(self) -> list[pa.Array]:
-        if self.kind is None:
-            return []
-        columns = [self._column(at) for at in range(self.kind.num_fields)]
-        bounds = np.unique(np.concatenate([[0, self._rows], *(each.starts for each in columns if each)])).tolist()
-        return [self._slice(columns, start, end) for start, end in pairwise(bounds)]
-
-    @property
     def ids(self) -> ValueColumn:
         column = None if self._id_at is None or self.kind is None else self._column(self._id_at)
         return ValueColumn() if column is None else column
@@ -63,25 +54,28 @@ class Payload:
             in_engine = {*self._time_at, self._key_at, None if self._key_at is None else self._id_at}
             self._own = {at: ValueColumn() for at in range(len(columns)) if at not in in_engine}
         if self._id_at is not None and self._id_differs(columns):
-            keys = [self._watchers.keys.take(np.arange(self._rows))] if self._rows else []
-            self._own[self._id_at] = ValueColumn.restored(keys)
+            self._own[self._id_at] = ValueColumn(self._watchers.keys.take(np.arange(self._rows)))
         for at, column in self._own.items():
             column.append(columns[at])
         self._rows += len(payload)
 
-    def take(self, rows: Int64s) -> pa.StructArray:
+    def take(self, rows: Int64s | None = None) -> pa.StructArray:
+        """Return rows, (n,), or all."""
         assert self.kind is not None, "bug: rows of an empty payload"
         made: dict[int, pa.Array] = {}
-        columns = []
+        parts = []
         for at, field in enumerate(self.kind):
             column = self._column(at)
             if column is None:
-                columns.append(pa.array(self._columns[self._time_at[at]].values[rows]).view(field.type))
+                times_us = self._columns[self._time_at[at]].values
+                parts.append(pa.array(times_us if rows is None else times_us[rows]).view(field.type))
                 continue
             if id(column) not in made:
-                made[id(column)] = column.take(rows)
-            columns.append(made[id(column)])
-        return _structs(columns, self.kind, len(rows))
+                made[id(column)] = column.values if rows is None else column.take(rows)
+            parts.append(made[id(column)])
+        if not parts:
+            return pa.Array.from_buffers(self.kind, self._rows if rows is None else len(rows), [None])
+        return pa.StructArray.from_arrays(parts, fields=list(self.kind))
 
     def keep(self, rows: Bools) -> None:
         """Keep only flagged rows. The engine does the same afterwards."""
@@ -90,10 +84,6 @@ class Payload:
             self.kind, self._own = None, {}
         for column in self._own.values():
             column.keep(rows)
-
-    def merge(self) -> None:
-        for column in self._own.values():
-            column.merge()
 
     def _id_differs(self, columns: list[pa.Array]) -> bool:
         """Return True if ids that equalled the keys until now no longer do."""
@@ -107,23 +97,6 @@ class Payload:
             return None
         own = self._own.get(at)
         return self._watchers.keys if own is None else own
-
-    def _slice(self, columns: list[ValueColumn | None], start: int, end: int) -> pa.StructArray:
-        assert self.kind is not None
-        parts = []
-        for at, column in enumerate(columns):
-            if column is None:
-                parts.append(pa.array(self._columns[self._time_at[at]].values[start:end]).view(self.kind[at].type))
-                continue
-            chunk = int(column.starts.searchsorted(start, side="right")) - 1
-            parts.append(column.chunks[chunk].slice(start - int(column.starts[chunk]), end - start))
-        return _structs(parts, self.kind, end - start)
-
-
-def _structs(columns: list[pa.Array], kind: pa.StructType, rows: int) -> pa.StructArray:
-    if not columns:
-        return pa.Array.from_buffers(kind, rows, [None])
-    return pa.StructArray.from_arrays(columns, fields=list(kind))
 
 
 def rule_numbers(spec: EngineSpec) -> list[str]:

@@ -158,7 +158,7 @@ class EndedRanges:
         log = self.logs.get(NAMED if is_named else PLAIN)
         if log is not None:
             always = np.full(len(segment), MIN_TIME_US)
-            keys = ValueColumn([segment.group_keys])
+            keys = ValueColumn(segment.group_keys)
             for span in log.spans(keys, segment.group, segment.hashes, always, segment.time_us):
                 largest_end_us = span.segment.running_max[span.high - 1]
                 inside[span.owner[largest_end_us >= segment.time_us[span.owner]]] = True

@@ -105,7 +105,7 @@ class Targets:
         """Read a log of named events for each entry: by operation and key, or by operation alone."""
         assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
         pairs = pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries) if with_keys else None)
-        return log.spans(ValueColumn([pairs]), np.arange(len(pairs)), self.id_hash[self.owner], from_us, to_us)
+        return log.spans(ValueColumn(pairs), np.arange(len(pairs)), self.id_hash[self.owner], from_us, to_us)
 
 
 @dataclass(frozen=True)

@@ -121,13 +121,12 @@ def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
 
 
 def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
-    keys.merge()
-    if keys.chunks:
-        tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
+    if len(keys):
+        tables[name] = [pa.RecordBatch.from_arrays([keys.values], names=["key"])]
 
 
 def restore_keys(name: str, tables: Tables) -> ValueColumn:
-    return ValueColumn.restored([batch.column(0) for batch in tables.get(name, [])])
+    return ValueColumn(tables[name][0].column(0) if name in tables else None)
 
 
 def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
@@ -437,9 +436,8 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
         arrays["rows.undecided"] = engine.deduplication.undecided
         arrays["rows.undecided_hash"] = engine.deduplication.undecided_hash
     save_keys("rows.ids", rows.own_ids, tables)
-    rows.payload.merge()
-    if rows.payload.chunks:
-        tables[PAYLOAD] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
+    if len(rows.payload):
+        tables[PAYLOAD] = [pa.RecordBatch.from_struct_array(rows.payload.take())]
 
 
 def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
@@ -452,8 +450,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
             values = np.concatenate(parts) if parts else EMPTY
         rows.columns[name] = GrowableArray(values)
     if engine.spec.role("keys") is not None:
-        keys = [payload_role(chunk, engine.spec, "keys") for chunk in chunks]
-        engine.purgatory.watchers.keys = ValueColumn.restored(keys)
+        engine.purgatory.watchers.keys = ValueColumn(*(payload_role(chunk, engine.spec, "keys") for chunk in chunks))
     for chunk in chunks:
         rows.payload.append(chunk)
     del chunks

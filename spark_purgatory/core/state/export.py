@@ -46,7 +46,7 @@ def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table |
     until_us[known] = engine.deduplication.ids.deadline_us.values[slots[known]]
     columns = {
         "operation": _named(table.payload.take(rows), names),
-        "id": table.ids.take(rows) if table.ids.chunks else _seen(engine, slots),
+        "id": table.ids.take(rows) if len(table.ids) else _seen(engine, slots),
         "keys": _lists(offsets, watchers.keys.take(entries)),
         "created_us": pa.array(table.created_us[rows]),
         "deadline_us": pa.array(table.deadline_us[rows]),
@@ -72,7 +72,7 @@ def ids_table(engine: EventTimePurgatory) -> pa.Table:
     slots = _slots(engine, engine.purgatory.waiting())
     left[slots[slots >= 0]] = False
     at = np.flatnonzero(left)
-    held = [column.take(at) if column.chunks else pa.nulls(len(at), pa.string()) for column in ids.columns]
+    held = [column.take(at) if len(column) else pa.nulls(len(at), pa.string()) for column in ids.columns]
     key = held[1] if len(held) > 1 else pa.nulls(len(at), held[0].type)
     return pa.table({"id": held[0], "key": key, "until_us": pa.array(ids.deadline_us.values[at])})
 
@@ -145,7 +145,7 @@ def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
     if engine.spec.control_events:
         return table.id_slot[rows]
     slots = np.full(len(rows), -1)
-    if len(rows) and table.ids.chunks:
+    if len(rows) and len(table.ids):
         decided = ~np.isin(rows, deduplication.undecided)
         identity = deduplication.identity_of(rows[decided])
         slots[decided] = deduplication.ids.slots_of(identity, table.deadline_us[rows[decided]])
@@ -155,7 +155,7 @@ def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
 def _seen(engine: EventTimePurgatory, slots: Int64s) -> pa.Array:
     """Return the ids at slots, (n,), null for -1, for rows without ids of their own."""
     held = engine.deduplication.ids.columns[0]
-    if not held.chunks:
+    if not len(held):
         return pa.nulls(len(slots), pa.string())
     return held.take(np.maximum(slots, 0)).take(pa.array(np.arange(len(slots)), mask=slots < 0))
 
