@@ -72,15 +72,13 @@ def _states() -> list[bytes]:
 
 
 def _body(state: bytes) -> bytes:
-    size = blob.HEADER.unpack_from(state)[3]
-    return decode(np.frombuffer(state, np.uint8)[blob.HEADER_BYTES :], size).tobytes()
+    return decode(np.frombuffer(state[frame.HEADER_BYTES :], np.uint8)).tobytes()
 
 
 def _state(body: bytes) -> bytes:
     """A state whose body is this one, with right checksums."""
-    coded = encode(np.frombuffer(body, np.uint8)).tobytes()
-    head = blob.HEADER.pack(blob.MAGIC, blob.VERSION, 1, len(body), zlib.crc32(coded))
-    return head + struct.pack("<I", zlib.crc32(head)) + coded
+    coded = encode(np.frombuffer(body + bytes(blob.CODED), np.uint8))
+    return frame.write_frame(blob.MAGIC, blob.VERSION, coded.tobytes())
 
 
 def _contents(state: bytes) -> bytes:

@@ -67,7 +67,6 @@ def _no_streams(meta: dict) -> None:
 
 
 CASES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "segments without end": ("contents", contents_with(lambda meta: meta["facts"]["numbers"].update(segments=1 << 40))),
     "texts beyond their characters": ("contents", contents_with(_longer)),
     "bytes in no streams": ("contents", contents_with(_no_streams)),
     "a column less": ("contents", contents_with(lambda meta: meta["arrays"].pop())),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.core.state.blob import HEADER_BYTES
+from spark_purgatory.core.state.frame import HEADER_BYTES
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding
 from spark_purgatory.doctor.session import (

@@ -52,11 +52,11 @@ def test_a_state_written_without_the_places_of_ids_finds_them(several: bool) -> 
     shards.step([], told("complete:b:11 extend:c:14:0.020@p"), 11)
     blob = shards.blobs[0]
     assert blob is not None
-    facts, arrays, tables = read_blob(blob)
-    del arrays["rows.id_slot"]
+    facts, columns = read_blob(blob)
+    del columns["rows.id_slot"]
     # p's id is remembered until its first deadline only.
-    arrays["ids.deadline_us"] = np.where(arrays["ids.deadline_us"] == 34_000, 20_000, arrays["ids.deadline_us"])
-    shards.blobs[0] = write_blob(facts, dict(arrays), tables, 1)
+    columns["ids.deadline_us"] = np.where(columns["ids.deadline_us"] == 34_000, 20_000, columns["ids.deadline_us"])
+    shards.blobs[0] = write_blob({**facts, "control_events": False}, columns)
     batches = [
         ([], told("extend:a:15:0.050@o"), 12),
         ([row(30, 40), row(33, 40, id="p", keys="c")], [], 25),

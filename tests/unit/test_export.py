@@ -109,7 +109,7 @@ def test_a_state_names_its_logs() -> None:
     logs = read_blob(shards.blobs[0] or b"")[0]["logs"]
     named = {(log["owner"], log["kind"], log["is_named"]) for log in logs}
     assert named >= {("control", "fail", True), ("unmatched", "extend", False), ("ended", "complete", True)}
-    assert all(log.keys() == {"owner", "kind", "is_named", "segments", "kept"} for log in logs)
+    assert all(log.keys() == {"owner", "kind", "is_named", "kept"} for log in logs)
     engine = shards.engine(0)
     engine.events.controls.logs_of(EventKind.FAIL)[0].kept = 7
     [log] = restore(shards.spec, save(engine, 1), 1).events.controls.logs_of(EventKind.FAIL)

@@ -83,7 +83,8 @@ def test_nothing_else_is_wider() -> None:
     }
     assert found == expected
     for then, now in [(a, b) for a in NUMBERS + OTHERS for b in NUMBERS + OTHERS if a != b and (a, b) not in found]:
-        payload = StoredPayload([pa.record_batch([pa.nulls(1, then)], names=["p0"])], ["x"], pa.schema([("x", now)]))
+        held = pa.StructArray.from_arrays([pa.nulls(1, then)], names=["p0"])
+        payload = StoredPayload(held, ["x"], pa.schema([("x", now)]))
         [said] = payload.differences()
         assert said.startswith("column 'x' is ") and "which does not hold every value of it: cast it to" in said
 
@@ -301,8 +302,8 @@ def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
         one, other = merged([first, second]), merged([second, first])
         for whole_of in (one, other):
             assert merged([whole_of, first]) == merged([whole_of, second]) == whole_of
-            batch = pa.record_batch([pa.nulls(1, each.type) for each in first], names=list("abc"))
-            payload = StoredPayload([batch], [each.name for each in first], pa.schema(whole_of))
+            held = pa.StructArray.from_arrays([pa.nulls(1, each.type) for each in first], names=list("abc"))
+            payload = StoredPayload(held, [each.name for each in first], pa.schema(whole_of))
             assert payload.differences() == [], f"seed {seed}"
     with_nulls, without = pa.field("n", pa.int32()), pa.field("n", LONG, nullable=False)
     for fields in ([with_nulls, without], [without, with_nulls]):

@@ -145,9 +145,11 @@ def within(path: str, *fields: pa.Field) -> pa.Field:
 
 def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> None:
     never = AMOUNT.with_nullable(False)
-    chunk = pa.RecordBatch.from_arrays([pa.array([Decimal("1.25"), None])], schema=pa.schema([AMOUNT.with_name("p0")]))
-    assert StoredPayload([chunk.slice(0, 1)], ["amount"], pa.schema([never])).differences() == []
-    [said] = StoredPayload([chunk], ["amount"], pa.schema([never])).differences()
+    amounts = pa.StructArray.from_arrays(
+        [pa.array([Decimal("1.25"), None], AMOUNT.type)], fields=[AMOUNT.with_name("p0")]
+    )
+    assert StoredPayload(amounts.slice(0, 1), ["amount"], pa.schema([never])).differences() == []
+    [said] = StoredPayload(amounts, ["amount"], pa.schema([never])).differences()
     assert said.startswith("column 'amount' is null in operations of the checkpoint and never null in the query: coal")
     for path, value in ((".element", [{"n": None}]), (".value", [("k", {"n": None})]), ("", {"n": None})):
         # A wider type beside it: a column that changes is looked into as well.
@@ -155,13 +157,11 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             then, now = (
                 within(path, pa.field("n", kind, nullable)) for kind, nullable in ((pa.int32(), True), (wider, False))
             )
-            batch = pa.RecordBatch.from_arrays(
-                [pa.array([None, value], then.type)], schema=pa.schema([then.with_name("p0")])
-            )
-            assert StoredPayload([batch.slice(0, 1)], ["c"], pa.schema([now])).differences() == [], (
+            held = pa.StructArray.from_arrays([pa.array([None, value], then.type)], fields=[then.with_name("p0")])
+            assert StoredPayload(held.slice(0, 1), ["c"], pa.schema([now])).differences() == [], (
                 "no null struct has fields"
             )
-            [said] = StoredPayload([batch], ["c"], pa.schema([now])).differences()
+            [said] = StoredPayload(held, ["c"], pa.schema([now])).differences()
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,9 +20,10 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.blob import HEADER, HEADER_BYTES, MAGIC, VERSION, read_blob, write_blob
+from spark_purgatory.core.state.blob import MAGIC, VERSION, read_blob, read_metadata, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.export import history_of
+from spark_purgatory.core.state.frame import HEADER_BYTES, write_frame
 from spark_purgatory.errors import (
     BugError,
     StateMismatchError,
@@ -92,16 +91,9 @@ def test_a_sound_blob_is_read_and_saved_again_to_the_byte(name: str) -> None:
     assert save(engine, 1) == blob
 
 
-def with_header(blob: bytes, **fields: int) -> bytes:
-    """The blob under another header, whose checksum is right."""
-    magic, version, shards, length, checksum = HEADER.unpack_from(blob)
-    head = HEADER.pack(magic, fields.get("version", version), fields.get("shards", shards), length, checksum)
-    return head + struct.pack("<I", zlib.crc32(head)) + blob[HEADER_BYTES:]
-
-
 @pytest.mark.parametrize("version", [0, VERSION + 1, 2**32 - 1])
 def test_an_unknown_format_version_is_refused_by_name(version: int) -> None:
-    blob = with_header(a_blob("any key"), version=version)
+    blob = write_frame(MAGIC, version, a_blob("any key")[HEADER_BYTES:])
     with pytest.raises(StateVersionError, match=f"format version {version}, .* reads {VERSION}:"):
         restore(SPECS["any key"], blob, 1)
 
@@ -138,7 +130,7 @@ def test_another_query_is_refused_with_both_values(change: dict[str, Any], named
 
 
 def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
-    blob = write_blob({}, {"small": np.arange(3), "large": np.zeros(10_000, np.int64)}, {}, 1)
+    blob = write_blob({}, {"small": np.arange(3), "large": np.zeros(10_000, np.int64)})
     before = bytes(bytearray(blob))
     for array in read_blob(blob)[1].values():
         GrowableArray(array).writable[:] = 7
@@ -215,7 +207,7 @@ def fates(engine: EventTimePurgatory) -> list[list[str]]:
 
 def test_the_golden_state_is_read_and_goes_on_as_the_recipes_engine_does() -> None:
     stored = GOLDEN.read_bytes()
-    assert HEADER.unpack_from(stored)[:3] == (MAGIC, VERSION, GOLDEN_SHARDS)
+    assert read_metadata(stored)["shards"] == GOLDEN_SHARDS
     expected = [sorted(leaves) for _, leaves in GOLDEN_AFTER]
     today = save(golden_engine(), GOLDEN_SHARDS)
     assert fates(golden_engine()) == expected, "the recipe"

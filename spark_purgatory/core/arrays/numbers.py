@@ -199,15 +199,6 @@ def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     return (needs, values) if is_wide(needs) == is_wide(values) else (widened(needs), widened(values))
 
 
-def stored(values: Numbers) -> Numbers:
-    """Return the column as a state keeps it, with numbers of 16 bytes as raw bytes."""
-    return np.ascontiguousarray(values).view("V16") if is_wide(values) else values
-
-
-def restored(values: Numbers) -> Numbers:
-    return values.view(WIDE) if values.dtype.kind == "V" else values
-
-
 def no_seconds(column: pa.Array) -> Bools:
     """Flag values that are not seconds: null, negative, infinite or not a number; (n,) bool."""
     zero = pa.scalar(Decimal(0) if pa.types.is_decimal(column.type) else 0, column.type)

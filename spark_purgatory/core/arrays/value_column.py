@@ -53,6 +53,13 @@ class Buffers:
         return pa.Array.from_buffers(kind, n, [valid, *ends, pa.py_buffer(self.values)])
 
 
+def struct_array(parts: list[pa.Array], fields: list[pa.Field], n: int) -> pa.StructArray:
+    """Return n structs of these parts, which may be none."""
+    if not parts:
+        return pa.Array.from_buffers(pa.struct([]), n, [None])
+    return pa.StructArray.from_arrays(parts, fields=fields)
+
+
 def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.binary())
 

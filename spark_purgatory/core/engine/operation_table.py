@@ -12,7 +12,7 @@ from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import Floats, Numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
 from spark_purgatory.core.arrays.times import saturating_add
-from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.arrays.value_column import ValueColumn, struct_array
 from spark_purgatory.core.kafka.purgatory import Watchers
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -73,9 +73,7 @@ class Payload:
             if id(column) not in made:
                 made[id(column)] = column.values if rows is None else column.take(rows)
             parts.append(made[id(column)])
-        if not parts:
-            return pa.Array.from_buffers(self.kind, self._rows if rows is None else len(rows), [None])
-        return pa.StructArray.from_arrays(parts, fields=list(self.kind))
+        return struct_array(parts, list(self.kind), self._rows if rows is None else len(rows))
 
     def keep(self, rows: Bools) -> None:
         """Keep only flagged rows. The engine does the same afterwards."""
@@ -135,7 +133,7 @@ class OperationTable:
         self.late_column = GrowableArray(np.empty(0, bool))
         self.payload = Payload(spec, self.columns, watchers)
         # Ascending rows that count events from another time than `usual_from_us`, and that time.
-        self.late_rows, self._late_from_us = EMPTY, EMPTY
+        self.late_rows, self.late_from_us = EMPTY, EMPTY
         self.own_ids = ValueColumn()  # ids by row, if the spec needs them and no payload column has them
 
     @property
@@ -143,35 +141,17 @@ class OperationTable:
         """Ids by row, if the spec looks rows up by their id."""
         return self.own_ids if self.spec.role("id") is None else self.payload.ids
 
-    @property
-    def from_us(self) -> Int64s:
-        """(rows,) int64: the earliest event time that counts for each operation."""
-        from_us = self.usual_from_us(slice(None))
-        from_us[self.late_rows] = self._late_from_us
-        return from_us
-
-    @from_us.setter
-    def from_us(self, from_us: Int64s) -> None:
-        self.late_rows, self._late_from_us = EMPTY, EMPTY
-        self._set_from_us(0, from_us)
-
     def from_us_of(self, rows: Int64s) -> Int64s:
         from_us = self.usual_from_us(rows)
         if len(self.late_rows):
             at = np.minimum(self.late_rows.searchsorted(rows), len(self.late_rows) - 1)
             found = self.late_rows[at] == rows
-            from_us[found] = self._late_from_us[at[found]]
+            from_us[found] = self.late_from_us[at[found]]
         return from_us
 
     def usual_from_us(self, rows: Int64s | slice) -> Int64s:
         """Return the time from which operations that are on time count events."""
         return saturating_add(self.created_us[rows], -self.spec.lookback_us)
-
-    def _set_from_us(self, first: int, from_us: Int64s) -> None:
-        rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
-        if len(rows):
-            self.late_rows = np.concatenate((self.late_rows, rows + first))
-            self._late_from_us = np.concatenate((self._late_from_us, from_us[rows]))
 
     @property
     def sum_need(self) -> Numbers:
@@ -198,7 +178,10 @@ class OperationTable:
         for name, number in self.numbers.items():
             self.numbers[name] = numbers.append(number, given[name])
         self.late_column.append(late)
-        self._set_from_us(first, from_us)
+        unusual = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
+        if len(unusual):
+            self.late_rows = np.concatenate((self.late_rows, unusual + first))
+            self.late_from_us = np.concatenate((self.late_from_us, from_us[unusual]))
         self.payload.append(payload)
         if self.spec.keeps_ids:
             self.own_ids.append(operations.ids)
@@ -212,7 +195,7 @@ class OperationTable:
         if len(self.late_rows):
             kept = rows[self.late_rows]
             self.late_rows = np.cumsum(rows, dtype=np.int32)[self.late_rows[kept]].astype(np.int64) - 1
-            self._late_from_us = self._late_from_us[kept]
+            self.late_from_us = self.late_from_us[kept]
         self.late_column.keep(rows)
         self.payload.keep(rows)
         if self.spec.keeps_ids:

@@ -126,6 +126,10 @@ def shown(values: pa.Array, prefix: int) -> pa.Array:
 
 
 PLAIN, NAMED = LogKey(EventKind.COMPLETE, False), LogKey(EventKind.COMPLETE, True)
+# Events are kept as completions; control events, or completions that name an operation; or events that no operation has
+# counted. The last two are time ranges of operations that ended: of events that would have counted, and after it.
+EVENT_LOGS = LOG, CONTROL, UNMATCHED = ("log", "control", "unmatched")
+ENDED, PAST = ("ended", "past")
 
 
 class EndedRanges:
@@ -365,13 +369,18 @@ class ShardEvents:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
-        self.log = EventLog()
+        self._completions = {PLAIN: EventLog()}
         self.controls = ControlLog()
         self.orphans = OrphanEvents(spec)
 
-    def other_logs(self) -> dict[str, dict[LogKey, EventLog]]:
-        logs = {"control": self.controls.logs, "unmatched": self.orphans.unmatched.logs}
-        return logs | {"ended": self.orphans.ended.logs, "past": self.orphans.past.logs}
+    @property
+    def log(self) -> EventLog:
+        return self._completions[PLAIN]
+
+    def logs(self) -> dict[str, dict[LogKey, EventLog]]:
+        """Return the logs by what they are kept as; a caller may put others into them."""
+        logs = {LOG: self._completions, CONTROL: self.controls.logs, UNMATCHED: self.orphans.unmatched.logs}
+        return logs | {ENDED: self.orphans.ended.logs, PAST: self.orphans.past.logs}
 
     def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         """Keep the events of a batch, and return a segment with a group for each of their keys."""

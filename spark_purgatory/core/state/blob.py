@@ -1,18 +1,10 @@
 r"""One shard's state as bytes, refused if a bit of it has changed.
 
-Layout, little endian::
-
-    0   8  magic  b"SPKPURG\0"
-    8   4  format version
-    12  4  shard count of the query
-    16  8  length of the body before it is coded
-    24  4  CRC-32 of the coded body
-    28  4  CRC-32 of bytes 0 .. 27
-    32  .. body, coded in seven bits a byte: Arrow IPC streams, each after its length (8 bytes)
-
-The first stream is one row: JSON metadata and all arrays, one after the other. Tables (payload chunks, keys) are mostly
-arrays too; their other columns are one stream per table. Arrow alone decodes 70 % of single-bit flips silently. CRC-32
-finds every flip and truncation. It is for accidents, not for attacks: whoever can write the checkpoint is trusted.
+The body of its `frame` is coded in seven bits a byte: Arrow IPC streams, each after its length (8 bytes). The first
+stream is one row: JSON metadata and all arrays, one after the other. Arrow columns become arrays, by their `Buffers`; a
+struct without nulls by its fields. Columns of other types are one stream each. Arrow alone decodes 70 % of single-bit
+flips silently. CRC-32 finds every flip and truncation. It is for accidents, not for attacks: whoever can write the
+checkpoint is trusted.
 
 The body is ASCII, 8 bytes for every 7. PySpark passes binary state from the JVM to Python as a pickled Latin-1 string,
 encoded to UTF-8 byte by byte. Bytes below 128 take a fast path on both sides and stay one byte; others cost three times
@@ -31,17 +23,15 @@ second bytes, and so on. Upper bytes of small numbers, and leading characters of
 Arrays with few distinct values in a sample (codes, currencies), and floating-point numbers, which often repeat
 (prices), are stored value by value.
 
-Tables become arrays. A text column becomes arrays of lengths, characters and nulls, if there are any. Numbers and times
-without nulls become their values. Columns of other types stay a table, the *remainder*. Many texts of one length, such
-as ids and keys, are stored as values of so many bytes, so that byte-stream split helps with ids that count up. If
-lengths change a few times (order-999, order-1000), each stretch of one length is stored by itself.
+A text column becomes arrays of lengths and characters. Many texts of one length, such as ids and keys, are stored as
+values of so many bytes, so that byte-stream split helps with ids that count up. If lengths change a few times
+(order-999, order-1000), each stretch of one length is stored by itself.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
@@ -50,11 +40,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core.arrays.value_column import Buffers, struct_array
 from spark_purgatory.core.spec.engine_spec import MOVES
-from spark_purgatory.core.state.frame import CHECKSUM, checked_body, decoding, read_header
-from spark_purgatory.core.state.payload import batch_of, check_layout
+from spark_purgatory.core.state.frame import decoding, read_frame, write_frame
+from spark_purgatory.core.state.payload import check_layout
 
 Values = npt.NDArray[Any]
+Columns = dict[str, Any]  # numpy and Arrow arrays
 Encoding = tuple[str, str, int, str]  # dtype, dtype as stored, first or smallest value, PLAIN or DELTA or ...
 
 PLAIN, DELTA, FRAME_OF_REFERENCE = "", "differences", "distances"
@@ -91,7 +83,7 @@ def pack(values: Values) -> tuple[Encoding, Values]:
 def streams_of(values: Values) -> int:
     """Return the number of byte streams for values, (n,): one for each of their bytes, or 1 for no split."""
     kind = values.dtype
-    if kind.kind not in "iuV" or not 1 < kind.itemsize <= WIDEST or len(values) < SPLIT_FLOOR:
+    if kind.kind not in "iuSV" or not 1 < kind.itemsize <= WIDEST or len(values) < SPLIT_FLOOR:
         return 1
     sample = values[:: len(values) // SAMPLE][:SAMPLE]
     return kind.itemsize if len(set(sample.tolist())) >= DISTINCT else 1
@@ -136,64 +128,51 @@ def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
     return summed
 
 
-Arrays = dict[str, npt.NDArray[Any]]
-
-TEXTS, NUMBERS = (pa.string(), pa.binary()), (pa.int64(), pa.float64())
 MOST_STRETCHES = 8  # with more stretches of one length, a column's characters are one array
 
 
-def split_table(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """Move columns into ``arrays`` under the table's name, and return the remainder, which is often nothing."""
-    schema = batches[0].schema
-    arrays[f"{table}/schema"] = np.frombuffer(schema.serialize(), np.uint8)
-    arrays[f"{table}/rows"] = np.array([len(batch) for batch in batches])
-    rest = []
-    for at, field in enumerate(schema):
-        columns = [batch.column(at) for batch in batches]
-        if field.type in TEXTS:
-            for chunk, column in enumerate(columns):
-                _take_text(f"{table}/{at}/{chunk}", column, arrays)
-        elif (field.type in NUMBERS or pa.types.is_timestamp(field.type)) and not any(c.null_count for c in columns):
-            for chunk, column in enumerate(columns):
-                numbers = column if pa.types.is_floating(field.type) else column.view("int64")
-                arrays[f"{table}/{at}/{chunk}"] = numbers.to_numpy()
-        else:
-            rest.append(at)
-    return [batch.select(rest) for batch in batches] if rest else []
+def _split(name: str, column: pa.Array, arrays: dict[str, Values], others: dict[str, pa.Array]) -> None:
+    """Put an Arrow column into ``arrays`` under its name, or what has no `Buffers` into ``others``."""
+    if pa.types.is_struct(column.type) and column.type.num_fields and not column.null_count:
+        for at, part in enumerate(column.flatten()):
+            _split(f"{name}/{at}", part, arrays, others)
+        return
+    buffers = Buffers.of(column)
+    if buffers is None:
+        others[name] = column
+        return
+    if buffers.valid is not None:
+        arrays[f"{name}/valid"] = np.packbits(buffers.valid)
+    if buffers.ends is None:
+        arrays[f"{name}/values"] = buffers.values
+        return
+    lengths = np.diff(buffers.ends)
+    arrays[f"{name}/lengths"] = lengths.astype(narrowest(int(lengths.max(initial=0))))
+    for i, stretch in enumerate(_stretches(lengths, buffers.values)):
+        arrays[f"{name}/letters/{i}"] = stretch
 
 
-def join_table(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """Return the chunks that `split_table` got, and remove their part of ``arrays``."""
-    schema = pa.ipc.read_schema(pa.py_buffer(arrays.pop(f"{table}/schema")))
-    whole = []
-    for chunk, rows in enumerate(arrays.pop(f"{table}/rows").tolist()):
-        left = iter(rest[chunk].columns if rest else ())
-        columns = []
-        for at, field in enumerate(schema):
-            part = f"{table}/{at}/{chunk}"
-            if f"{part}/letters" in arrays:
-                columns.append(_text(part, field.type, arrays))
-            elif part in arrays:
-                columns.append(pa.Array.from_buffers(field.type, rows, [None, pa.py_buffer(arrays.pop(part))]))
-            else:
-                columns.append(next(left))
-        whole.append(batch_of(columns, schema, rows))
-        whole[-1].validate()
-    return whole
-
-
-def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
-    buffers = text.buffers()
-    offsets = np.zeros(len(text) + 1, np.int32)
-    if buffers[1] is not None and buffers[1].size:
-        offsets = np.frombuffer(buffers[1], np.int32)[text.offset : text.offset + len(text) + 1]
-    lengths = np.diff(offsets)
-    characters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)[offsets[0] : offsets[-1]]
-    arrays[f"{part}/lengths"] = lengths.astype(narrowest(int(lengths.max(initial=0))))
-    for i, stretch in enumerate(_stretches(lengths, characters)):
-        arrays[f"{part}/letters/{i}" if i else f"{part}/letters"] = stretch
-    if text.null_count:
-        arrays[f"{part}/valid"] = np.packbits(text.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+def _join(name: str, kind: pa.DataType, arrays: dict[str, Values], others: dict[str, pa.Array]) -> pa.Array:
+    """Return the column that `_split` got, and remove its arrays."""
+    if name in others:
+        return others[name]
+    if pa.types.is_struct(kind):
+        parts = [_join(f"{name}/{at}", field.type, arrays, others) for at, field in enumerate(kind)]
+        return struct_array(parts, list(kind), len(parts[0]))
+    lengths, valid = arrays.pop(f"{name}/lengths", None), arrays.pop(f"{name}/valid", None)
+    n = len(arrays[f"{name}/values"] if lengths is None else lengths)
+    flags = None if valid is None else np.unpackbits(valid, count=n).view(bool)
+    if lengths is None:
+        column = Buffers(arrays.pop(f"{name}/values"), valid=flags).array(kind)
+        column.validate()
+        return column
+    ends, letters = np.zeros(n + 1, np.int32), list[Values]()
+    np.cumsum(lengths, out=ends[1:])
+    while f"{name}/letters/{len(letters)}" in arrays:
+        letters.append(arrays.pop(f"{name}/letters/{len(letters)}").view(np.uint8))
+    column = Buffers(letters[0] if len(letters) == 1 else np.concatenate(letters), ends, flags).array(pa.binary())
+    column.validate(full=True)  # or offsets beyond the characters would end the process
+    return column.view(kind)
 
 
 def _stretches(lengths: npt.NDArray[np.int32], characters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
@@ -208,24 +187,9 @@ def _stretches(lengths: npt.NDArray[np.int32], characters: npt.NDArray[np.uint8]
     return [part.view(f"V{length}") if length else part for part, length in parts]
 
 
-def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
-    lengths, valid = arrays.pop(f"{part}/lengths"), arrays.pop(f"{part}/valid", None)
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    characters = [arrays.pop(f"{part}/letters")]
-    while f"{part}/letters/{len(characters)}" in arrays:
-        characters.append(arrays.pop(f"{part}/letters/{len(characters)}"))
-    whole = characters[0] if len(characters) == 1 else np.concatenate([part.view(np.uint8) for part in characters])
-    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
-    text = pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
-    text.validate(full=True)  # or offsets beyond the characters would end the process
-    return text.view(kind)
-
-
 # --- seven bits a byte ---------------------------------------------------------------------------------------------
 
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
 
 GROUP, CODED = 7, 8
 BLOCK = 1 << 14  # groups that are coded at a time: 128 KiB, which fit a core's cache
@@ -245,24 +209,21 @@ def coded_size(size: int) -> int:
 
 
 def encode(data: Bytes) -> Bytes:
-    """Code (n,) bytes as `coded_size(n)` bytes below 128."""
-    groups = -(-len(data) // GROUP)
-    whole = max(groups - 1, 0)  # The last group has no byte after it to be read along
-    words = np.empty(groups, "<u8")
-    for start in range(0, whole, BLOCK):
-        block = words[start : min(start + BLOCK, whole)]
-        _read_groups(data[start * GROUP :], block)
-        _spread(block)
-    if groups:
-        last = np.zeros(CODED, np.uint8)
-        last[: len(data) - whole * GROUP] = data[whole * GROUP :]
-        _read_groups(last, words[whole:])
-        _spread(words[whole:])
+    """Code the groups of (n,) bytes as bytes below 128; the last byte is in no group, because each is read with one."""
+    words = np.empty((len(data) - 1) // GROUP, "<u8")
+    for start in range(0, len(words), BLOCK):
+        block = words[start : start + BLOCK]
+        np.bitwise_and(np.ndarray(len(block), "<u8", data.data, start * GROUP, (GROUP,)), _LOW_56, out=block)
+        for low, high, shift in _STEPS:
+            moved = block & high
+            moved <<= shift
+            block &= low
+            block |= moved
     return words.view(np.uint8)
 
 
-def decode(coded: Bytes, size: int) -> Bytes:
-    """Return the ``size`` bytes that `encode` was given; ``coded`` must have `coded_size(size)` bytes."""
+def decode(coded: Bytes) -> Bytes:
+    """Return the bytes of the groups that `encode` was given; ``coded`` must have whole groups."""
     words = coded.view("<u8")
     data = np.empty(len(words) * GROUP + 1, np.uint8)
     for start in range(0, len(words), BLOCK):
@@ -274,27 +235,12 @@ def decode(coded: Bytes, size: int) -> Bytes:
             block |= moved
         # Groups ascend: the next one overwrites the eighth byte of each, a zero.
         np.ndarray(len(block), "<u8", data.data, start * GROUP, (GROUP,))[:] = block
-    return data[:size]
-
-
-def _read_groups(data: Bytes, words: Words) -> None:
-    """Read groups of seven bytes as little-endian numbers; the eighth byte is the next group's and is masked away."""
-    np.bitwise_and(np.ndarray(len(words), "<u8", data.data, 0, (GROUP,)), _LOW_56, out=words)
-
-
-def _spread(words: Words) -> None:
-    for low, high, shift in _STEPS:
-        moved = words & high
-        moved <<= shift
-        words &= low
-        words |= moved
+    return data[:-1]
 
 
 MAGIC = b"SPKPURG\0"
 WHAT = "a shard's state"
 VERSION = 1
-HEADER = struct.Struct("<8sIIQI")
-HEADER_BYTES = HEADER.size + CHECKSUM.size
 ALIGNMENT = 8  # arrays begin at multiples of so many bytes, so that they can be read in place
 LENGTH = struct.Struct("<Q")
 # A byte of state is pickled, copied and written some ten times on its way through PySpark and the state store: 14 ns
@@ -304,64 +250,59 @@ LENGTH = struct.Struct("<Q")
 COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
 UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
-Tables = dict[str, list[pa.RecordBatch]]
 
-
-def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
-    """Write metadata (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
-    arrays = dict(arrays)
-    remainders = {name: rest for name, batches in tables.items() if (rest := split_table(name, batches, arrays))}
+def write_blob(metadata: Mapping[str, object], columns: Columns) -> bytes:
+    """Write metadata (JSON) and named columns, numpy and Arrow arrays, as one blob."""
+    arrays, others = dict[str, Values](), dict[str, pa.Array]()
+    schema = pa.schema([(name, each.type) for name, each in columns.items() if isinstance(each, pa.Array)])
+    for name, column in columns.items():
+        if isinstance(column, pa.Array):
+            _split(name, column, arrays, others)
+        else:
+            arrays[name] = column
+    arrays["schema"] = np.frombuffer(schema.serialize(), np.uint8)
     packed = {name: pack(array) for name, array in arrays.items()}
     stream_counts = [streams_of(stored) for _, stored in packed.values()]
     layout = [
         (name, *encoding, stored.nbytes, count)
         for (name, (encoding, stored)), count in zip(packed.items(), stream_counts, strict=True)
     ]
-    meta = {"facts": metadata, "arrays": layout, "tables": list(tables), "rests": list(remainders)}
-    columns = [np.frombuffer(json.dumps(meta).encode(), np.uint8), _joined(packed.values(), stream_counts)]
+    meta = {"facts": metadata, "arrays": layout, "others": list(others)}
+    first = [np.frombuffer(json.dumps(meta).encode(), np.uint8), _joined(packed.values(), stream_counts)]
     del arrays, packed
-    first = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=["meta", "arrays"])
-    del columns
-    streams = [_stream(batches) for batches in ([first], *remainders.values())]
+    streams = [_stream({"meta": _binary(first[0]), "arrays": _binary(first[1])})]
+    streams += [_stream({"other": column}) for column in others.values()]
     del first
-    parts = (part for stream in streams for part in (LENGTH.pack(stream.size), stream))
-    body = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
+    parts = [part for stream in streams for part in (LENGTH.pack(stream.size), stream)]
+    body = np.concatenate([np.frombuffer(part, np.uint8) for part in (*parts, bytes(CODED))])
     del streams
-    coded = encode(body)
-    head = HEADER.pack(MAGIC, VERSION, shards, len(body), zlib.crc32(coded.data))
-    del body
-    return b"".join((head, CHECKSUM.pack(zlib.crc32(head)), coded.data))
+    return write_frame(MAGIC, VERSION, encode(body).data)
 
 
 @decoding(WHAT)
-def read_blob(blob: bytes) -> tuple[dict[str, Any], Arrays, Tables]:
-    """Read the metadata, arrays and tables of a blob. Raises StateCorruptError or StateVersionError."""
-    coded, size = _checked(blob)
-    body = pa.py_buffer(decode(coded, size))
-    del coded
+def read_blob(blob: bytes) -> tuple[dict[str, Any], Columns]:
+    """Read the metadata and columns of a blob. Raises StateCorruptError or StateVersionError."""
+    body = pa.py_buffer(decode(_coded(blob)))
     position = 0
     streams = []
-    while position < body.size:
-        length = int.from_bytes(body[position : position + 8], "little")
-        streams.append(body.slice(position + 8, length))
-        position += 8 + length
+    while position + LENGTH.size <= body.size:
+        length = int.from_bytes(body[position : position + LENGTH.size], "little")
+        streams.append(body.slice(position + LENGTH.size, length))
+        position += LENGTH.size + length
     del body
-    first = _read_stream(streams.pop(0))[0]
+    first = _read_stream(streams.pop(0))
     meta = json.loads(first.column(0)[0].as_py())
     stored = memoryview(first.column(1)[0].as_buffer())
-    arrays: Arrays = {}
+    columns: Columns = {}
     position = 0
     for name, kind, narrow, base, how, size, streams_in_it in meta["arrays"]:
         part = stored[position : position + size]
-        arrays[name] = unpack((kind, narrow, base, how), join_bytes(part, streams_in_it))
+        columns[name] = unpack((kind, narrow, base, how), join_bytes(part, streams_in_it))
         position += size + -size % ALIGNMENT
-    remainders = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
-    tables = {name: join_table(name, remainders.get(name, []), arrays) for name in meta["tables"]}
-    return meta["facts"], arrays, tables
-
-
-def shard_count(blob: bytes) -> int:
-    return int(HEADER.unpack_from(blob)[2])
+    others = {name: _read_stream(stream).column(0) for name, stream in zip(meta["others"], streams, strict=True)}
+    for field in pa.ipc.read_schema(pa.py_buffer(columns.pop("schema"))):
+        columns[field.name] = _join(field.name, field.type, columns, others)
+    return meta["facts"], columns
 
 
 def other_shards(then: int, now: int) -> str:
@@ -372,20 +313,17 @@ def other_shards(then: int, now: int) -> str:
 @decoding(WHAT)
 def read_metadata(blob: bytes) -> dict[str, Any]:
     """Read the metadata alone, by decoding one column of the first stream. Raises as `read_blob`."""
-    coded, _ = _checked(blob)
-    length = LENGTH.unpack(decode(coded[: coded_size(LENGTH.size)], LENGTH.size).tobytes())[0]
-    end = LENGTH.size + length
-    stream = decode(coded[: coded_size(end)], end)[LENGTH.size :]
+    coded = _coded(blob)
+    length = LENGTH.unpack(decode(coded[: coded_size(LENGTH.size)])[: LENGTH.size].tobytes())[0]
+    stream = decode(coded[: coded_size(LENGTH.size + length)])[LENGTH.size :]
     only_meta = pa.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
     with pa.ipc.open_stream(pa.py_buffer(stream), options=only_meta) as reader:
         metadata: dict[str, Any] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
     return metadata
 
 
-def _checked(blob: bytes) -> tuple[Values, int]:
-    _, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, WHAT)
-    coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, WHAT)
-    return np.frombuffer(coded, np.uint8), length
+def _coded(blob: bytes) -> Values:
+    return np.frombuffer(read_frame(MAGIC, VERSION, blob, WHAT), np.uint8)
 
 
 def _joined(packed: Iterable[tuple[Encoding, Values]], stream_counts: Iterable[int]) -> Values:
@@ -405,17 +343,15 @@ def _binary(data: Values) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, bounds, pa.py_buffer(data)])
 
 
-def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema, options=COMPRESSED) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+def _stream(columns: dict[str, pa.Array]) -> pa.Buffer:
+    batch, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=COMPRESSED) as writer:
+        writer.write_batch(batch)
     return sink.getvalue()
 
 
-def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:
+def _read_stream(stream: pa.Buffer) -> pa.RecordBatch:
     with pa.ipc.open_stream(stream, options=UNTHREADED) as reader:
-        batches = list(reader)
-    for batch in batches:
-        check_layout(batch)
-    return batches
+        [batch] = reader
+    check_layout(batch)
+    return batch

@@ -20,15 +20,12 @@ from spark_purgatory.core.arrays.sorted_runs import Int64s, first_of_each
 from spark_purgatory.core.arrays.value_column import as_bools, value_ranks
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.engine.shard_events import ENDED, PAST, UNMATCHED
 from spark_purgatory.core.events.control_log import LogKey, pair_of, split_pairs
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.spec.arrivals import OperationArrivals, codes_of, whole
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-
-# Events are kept as completions; control events, or completions that name an operation; or events that no operation has
-# counted. The last two are time ranges of operations that ended: of events that would have counted, and after it.
-LOG, CONTROL, UNMATCHED, ENDED, PAST = ("log", "control", "unmatched", "ended", "past")
 
 
 def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table | None:
@@ -79,9 +76,9 @@ def ids_table(engine: EventTimePurgatory) -> pa.Table:
 
 def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
     """Yield the events that are kept, a table for each segment of a log."""
-    spec, events = engine.spec, engine.events
+    spec = engine.spec
     names = None if spec.event_columns is None else spec.event_columns.names
-    for kept_as, logs in ((LOG, {LogKey(EventKind.COMPLETE, False): events.log}), *events.other_logs().items()):
+    for kept_as, logs in engine.events.logs().items():
         for key, log in logs.items():
             for segment in log.segments:
                 yield _of_segment(kept_as, key, segment, spec, names)
@@ -229,11 +226,8 @@ def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
     for kept_as, kind, is_named in zip(*(logs[name].to_pylist() for name in logs.column_names), strict=True):
         chosen = (pc.field("kept_as") == kept_as) & (pc.field("kind") == kind) & (pc.field("is_named") == is_named)
         key = LogKey(EventKind(KINDS.index(kind)), is_named)
-        log = EventLog([_segment(engine.spec, kept_as, key, events.filter(chosen))])
-        if kept_as == LOG:
-            engine.events.log = log
-        else:
-            engine.events.other_logs()[kept_as][key] = log
+        segment = _segment(engine.spec, kept_as, key, events.filter(chosen))
+        engine.events.logs()[kept_as][key] = EventLog([segment])
 
 
 def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:

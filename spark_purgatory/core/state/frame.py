@@ -1,4 +1,4 @@
-r"""A frame of magic, format version, length and checksum, in which heads and log entries of shards are kept.
+r"""A frame of magic, format version, length and checksum, in which the bytes of shards are kept.
 
 Layout, little endian::
 
@@ -51,39 +51,29 @@ def decoding(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_frame(magic: bytes, version: int, body: bytes) -> bytes:
+def write_frame(magic: bytes, version: int, body: bytes | memoryview) -> bytes:
     header = HEADER.pack(magic, version, zlib.crc32(body), len(body))
     return b"".join((header, CHECKSUM.pack(zlib.crc32(header)), body))
 
 
 def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview:
     """Return the body; ``what`` names the value in errors. Raises StateCorruptError or StateVersionError."""
-    checksum, length = read_header(HEADER, magic, version, data, what)
-    return checked_body(data, HEADER_BYTES, length, checksum, what)
-
-
-def read_header(header: struct.Struct, magic: bytes, version: int, data: bytes, what: str) -> list[int]:
-    """Return the numbers of a header after magic and version, before its checksum. Raises like `read_frame`."""
-    size = header.size + CHECKSUM.size
-    if len(data) < size:
-        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({size}), so it was truncated")
-    found, written, *numbers = header.unpack_from(data)
+    if len(data) < HEADER_BYTES:
+        raise StateCorruptError(
+            f"{what} of {len(data)} bytes is shorter than its header ({HEADER_BYTES}), so it was truncated"
+        )
+    found, written, checksum, length = HEADER.unpack_from(data)
     if found != magic:
         # The bytes themselves are not shown: they may be values of another query's rows.
         raise StateCorruptError(f"{what} does not start with {magic!r}, so it is damaged, or of another program")
-    if CHECKSUM.unpack_from(data, header.size)[0] != zlib.crc32(data[: header.size]):
+    if CHECKSUM.unpack_from(data, HEADER.size)[0] != zlib.crc32(data[: HEADER.size]):
         raise StateCorruptError(f"the header of {what} does not match its checksum, so it was damaged")
     if written != version:
         raise StateVersionError(
             f"{what} has format version {written}, but this release of spark_purgatory reads {version}: "
             f"run the release that wrote the checkpoint, or {START_OVER}"
         )
-    return numbers
-
-
-def checked_body(data: bytes, start: int, length: int, checksum: int, what: str) -> memoryview:
-    """Return the body after a header of ``start`` bytes. Raises StateCorruptError if length or checksum differ."""
-    body = memoryview(data)[start:]
+    body = memoryview(data)[HEADER_BYTES:]
     if len(body) != length:
         raise StateCorruptError(
             f"{what} has a body of {len(body)} bytes, but {length} in its header, so it was truncated or damaged"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.arrays.value_column import struct_array
 from spark_purgatory.errors import StateMismatchError
 
 UTC = "UTC"
@@ -98,13 +99,7 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
-    return batch_of(columns, schema, len(batch))
-
-
-def batch_of(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(struct_array(columns, list(schema), len(batch)))
 
 
 def _nested(column: pa.Array, kind: pa.DataType, buffers: list[pa.Buffer], children: list[pa.Array]) -> pa.Array:
@@ -315,7 +310,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StoredPayload:
-    batches: list[pa.RecordBatch]
+    held: pa.StructArray
     names: Sequence[str]  # of the columns in the checkpoint
     columns: pa.Schema
     comparison: Comparison = field(default_factory=Comparison)
@@ -328,31 +323,28 @@ class StoredPayload:
     @property
     def is_same(self) -> bool:
         """True if the columns are those of the query in its order, as in all micro-batches but the first."""
-        same_types = self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
+        same_types = pa.schema(list(self.held.type)).equals(pa.schema(sent(self.columns)), check_metadata=True)
         return same_types and list(self.names) == self.columns.names
 
     def differences(self) -> list[str]:
-        held = zip(self.batches[0].schema, self.names, strict=True)
+        held = zip(self.held.type, self.names, strict=True)
         named = [each.with_name(name) for each, name in held]
         found = [] if self.is_same else list(self.comparison.of_columns(named, list(self.columns)))
-        return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))
+        return found or list(dict.fromkeys(self._in_values()))
 
-    def evolved(self) -> list[pa.RecordBatch]:
+    def evolved(self) -> pa.StructArray:
         if self.is_same:
-            return self.batches
-        schema, any_case = pa.schema(sent(self.columns)), self.comparison.case_sensitive
-        places, evolved = list(zip(self.order, schema.types, strict=True)), []
-        for batch in self.batches:
-            nothing = pa.nulls(len(batch))
-            columns = [conform(batch.column(at) if at >= 0 else nothing, kind, any_case) for at, kind in places]
-            evolved.append(batch_of(columns, schema, len(batch)))
-        return evolved
+            return self.held
+        fields, any_case, nothing = sent(self.columns), self.comparison.case_sensitive, pa.nulls(len(self.held))
+        held = [self.held.field(at) if at >= 0 else nothing for at in self.order]
+        columns = [conform(column, field.type, any_case) for column, field in zip(held, fields, strict=True)]
+        return struct_array(columns, fields, len(self.held))
 
-    def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
+    def _in_values(self) -> Iterator[str]:
         """Yield the changes that are refused because of a null."""
         for at, now in zip(self.order, self.columns, strict=True):
             if at >= 0:
-                yield from self._in_column(batch.column(at), now, now.name)
+                yield from self._in_column(self.held.field(at), now, now.name)
 
     def _in_column(self, column: pa.Array, now: pa.Field, path: str) -> Iterator[str]:
         kind = now.type

@@ -26,7 +26,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import newest_us, read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_metadata
-from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
+from spark_purgatory.core.state.engine_snapshot import inspect, restore, save
 from spark_purgatory.core.state.frame import decoding, read_frame, write_frame
 from spark_purgatory.core.state.payload import check_layout
 from spark_purgatory.core.state.shard_head import ShardHead, read_head
@@ -144,7 +144,7 @@ def merged(head: ShardHead, snapshot: bytes, entries: Sequence[bytes]) -> bytes:
     steps = checked(head, entries)
     if not steps:
         return snapshot
-    engine = restore_as_written(snapshot, head.deadline_is_sum)
+    engine, _ = inspect(snapshot, head.deadline_is_sum)
     replay(engine, steps)
     return save(engine, head.shards)
 

@@ -24,7 +24,7 @@ from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
-from spark_purgatory.core.state.blob import read_blob, shard_count
+from spark_purgatory.core.state.blob import read_blob
 from spark_purgatory.core.state.engine_snapshot import (
     PAYLOAD,
     carried_of,
@@ -109,25 +109,24 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
 
 def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:
     blob = state.blob()
-    facts, arrays, tables = read_blob(blob)
+    facts, columns = read_blob(blob)
     payload = None
-    if PAYLOAD in tables:
-        names = facts["columns"]
-        held = tables[PAYLOAD][0].schema
-        payload = pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)])
-    times = [array for name, array in arrays.items() if name.startswith("log") and name.endswith(".time_us")]
-    event_ids = [batches[0].schema.types[0] for name, batches in tables.items() if name.endswith(".event_ids")]
+    if PAYLOAD in columns:
+        held = zip(columns[PAYLOAD].type, facts["columns"], strict=True)
+        payload = pa.schema([each.with_name(name) for each, name in held])
+    times = [column for name, column in columns.items() if name.endswith(".time_us")]
+    event_ids = [column.type for name, column in columns.items() if name.endswith(".event_ids")]
     yield {
         "facts": {name: facts[name] for name in FACTS},
         "tally": facts["tally"],
-        "watermark_ms": facts["numbers"]["watermark_ms"],
+        "watermark_ms": facts["watermark_ms"],
         "event_id": str(event_ids[0]) if event_ids else "",
-        "shards": shard_count(blob),
+        "shards": facts["shards"],
         "events": sum(map(len, times)),
         "state_bytes": len(blob),
-        "differences": [] if spec is None else differences_of(spec, facts, tables, MOVABLE),
+        "differences": [] if spec is None else differences_of(spec, facts, columns, MOVABLE),
         "payload": schema_text(payload),
-        "carried": schema_text(event_columns_of(facts, tables)),
+        "carried": schema_text(event_columns_of(facts, columns)),
     }
 
 
@@ -362,7 +361,7 @@ class Importing:
         return engine_from_tables(self.spec, ShardTables(operations, events, tables["ids"]), self.watermark_ms, history)
 
     def _evolved(
-        self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]
+        self, table: pa.Table, name: str, match: Callable[[EngineSpec, pa.StructArray, list[str]], StoredPayload]
     ) -> pa.Table:
         """Return the table with the query's columns instead of the export's."""
         if name in table.column_names:
@@ -371,5 +370,4 @@ class Importing:
         else:
             held = pa.Array.from_buffers(pa.struct([]), len(table), [None])
         names = [field.name for field in held.type]
-        [columns] = match(self.spec, [pa.RecordBatch.from_struct_array(held)], names).evolved()
-        return table.append_column(name, columns.to_struct_array())
+        return table.append_column(name, match(self.spec, held, names).evolved())
