@@ -38,7 +38,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.workload_w import BATCH_US, COMPLETING, START_US, timestamps
-from spark_purgatory.core.arrays.held_bytes import held_by_part
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.value_column import mix64
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -88,8 +87,6 @@ class Measured:
     """Bytes are a waiting operation's."""
 
     waiting: int
-    parts: dict[str, float]
-    """Of the step with the most, by attribute."""
     most: float
     median: float
     said: float
@@ -186,7 +183,7 @@ def measure(point: Point) -> Measured:
         sizes = [point.waiting, *[point.arrivals] * LOADED_STEPS]
     counted = len(sizes) // 2 if point.shape == "steady" else 4
     times: list[float] = []
-    seen: list[tuple[float, dict[str, float]]] = []
+    seen: list[float] = []
     grown = 0.0
     for at, size in enumerate(sizes):
         step = source.step(size)
@@ -201,16 +198,13 @@ def measure(point: Point) -> Measured:
             spent += time.process_time() - started
         times.append(spent)
         if at >= counted:
-            parts = {name: size / engine.pending for name, size in held_by_part(engine).items()}
-            seen.append((sum(parts.values()), parts))
+            seen.append(engine.memory_bytes / engine.pending)
             grown = max(grown, (resident_bytes() - before - source.bytes_ahead) / engine.pending)
     pending, last = engine.pending, times[counted:]
-    most, parts = max(seen, key=lambda each: each[0])
     return Measured(
         waiting=pending,
-        parts=parts,
-        most=most,
-        median=median(total for total, _ in seen),
+        most=max(seen),
+        median=median(seen),
         said=engine.memory_bytes / pending,
         grown=grown,
         state=len(save(engine, 1)) / pending,
@@ -260,15 +254,6 @@ def main(
         table.add_row(
             at.shape, f"{found.waiting:,}", *(f"{each:,.0f}" for each in bytes_of), *(f"{x:,.1f}" for x in ms)
         )
-    console.print(table)
-    table = Table(title="The step with the most, by attribute", title_justify="left")
-    table.add_column("attribute")
-    for at, found in measured:
-        table.add_column(f"{at.shape} {found.waiting:,}", justify="right")
-    attributes = dict.fromkeys(name for _, found in measured for name in found.parts)
-    for name in sorted(attributes, key=lambda name: -max(found.parts.get(name, 0) for _, found in measured)):
-        if max(found.parts.get(name, 0) for _, found in measured) >= 0.5:
-            table.add_row(name, *(f"{found.parts.get(name, 0):,.1f}" for _, found in measured))
     console.print(table)
 
 

@@ -172,11 +172,6 @@ class GrowableArray(Generic[Kind]):
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]
 
-    def own(self) -> None:
-        """Copy the column if it is a view, which keeps all the memory behind it."""
-        if not self._buffer.flags.owndata:
-            self._buffer = self._buffer.copy()
-
     def append(self, values: npt.NDArray[Kind]) -> None:
         end = self._length + len(values)
         self._reserve(end)

@@ -118,7 +118,7 @@ def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
     kind, narrow, base, how = encoding
     values = np.frombuffer(stored, narrow)
     if how == PLAIN:
-        return values
+        return values.copy()  # A view would keep all arrays of the state
     if how == FRAME_OF_REFERENCE:
         return values.astype(kind) + base
     summed = np.empty(len(values) + 1, kind)

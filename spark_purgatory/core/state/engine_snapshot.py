@@ -201,10 +201,11 @@ def refuse(differences: Iterable[str]) -> None:
 
 
 @decoding(WHAT)
-def inspect(blob: bytes, deadline_is_sum: bool = False) -> tuple[EventTimePurgatory, list[str]]:
+def inspect(blob: bytes, deadline_is_sum: bool | None = None) -> tuple[EventTimePurgatory, list[str]]:
     """Return an engine of any query, without limits, and the names of the payload's columns.
 
-    It is saved as in the query that wrote the blob. It may take steps if ``deadline_is_sum`` is that query's.
+    It may take steps, and is saved as in the query that wrote the blob, if ``deadline_is_sum`` is that query's. Then
+    its outcomes carry no events.
     """
     facts, columns = read_blob(blob)
     names, carried = facts["columns"], event_columns_of(facts, columns)
@@ -213,8 +214,8 @@ def inspect(blob: bytes, deadline_is_sum: bool = False) -> tuple[EventTimePurgat
         roles=tuple(facts["roles"].items()),
         control_events=facts["control_events"],
         event_columns=carried,
-        evidence=None if carried is None else Evidence(facts["event_value"]),
-        deadline_is_sum=deadline_is_sum,
+        evidence=None if carried is None or deadline_is_sum is not None else Evidence(facts["event_value"]),
+        deadline_is_sum=bool(deadline_is_sum),
         columns=pa.schema([pa.field(name, pa.null()) for name in names]) if names else None,
         sources=tuple((argument, tuple(columns)) for argument, columns in facts["sources"].items()),
         texts=tuple(facts["texts"].items()),

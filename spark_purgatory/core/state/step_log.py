@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.held_bytes import own_memory
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import newest_us, read_events, read_operations
@@ -130,12 +129,10 @@ def load_engine(
 
     If the query has changed since, entries are replayed under the settings of that time, and the result is restored.
     """
-    if head.spec_digest == digest(spec):
-        engine = restore(spec, snapshot, shards)
-        replay(engine, checked(head, entries))
-    else:
-        engine = restore(spec, merged(head, snapshot, entries), shards)
-    own_memory(engine)
+    if head.spec_digest != digest(spec):
+        return restore(spec, merged(head, snapshot, entries), shards)
+    engine = restore(spec, snapshot, shards)
+    replay(engine, checked(head, entries))
     return engine
 
 
