@@ -7,10 +7,10 @@ and reads the outcomes. A step takes milliseconds and does not depend on the wal
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -98,12 +98,12 @@ class RowReader:
             raise ConfigError(
                 f"{where}, which does not fit {wanted}: give values of one type, or {self.given}_schema="
             ) from error
-        for moment in _moments(values):
-            if (moment.tzinfo is None) == _has_zone(array.type):
-                raise ConfigError(
-                    f"{self.given}: column {name!r} has datetimes with a time zone and without one, but a timestamp is "
-                    "an instant: write datetime(..., tzinfo=UTC)"
-                )
+        has_zone = getattr(array.type, "tz", None) is not None
+        if any((value.tzinfo is None) == has_zone for value in values if isinstance(value, datetime)):
+            raise ConfigError(
+                f"{self.given}: column {name!r} has datetimes with a time zone and without one, but a timestamp is an "
+                "instant: write datetime(..., tzinfo=UTC)"
+            )
         return array
 
 
@@ -113,20 +113,6 @@ def _fits(value: Any, kind: pa.DataType | None) -> bool:
     except UNFIT:
         return False
     return True
-
-
-def _moments(values: Sequence[Any]) -> Iterator[datetime]:
-    for value in values:
-        if isinstance(value, datetime):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _moments(value)
-
-
-def _has_zone(kind: pa.DataType) -> bool:
-    if pa.types.is_timestamp(kind):
-        return kind.tz is not None
-    return any(_has_zone(kind.field(i).type) for i in range(kind.num_fields))
 
 
 MAKE = "make the PurgatoryTester with"
@@ -436,24 +422,12 @@ class PurgatoryTester:
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts; `_plain` converts values without a Python type."""
-    try:
-        return cast("list[dict[str, Any]]", table.to_pylist())
-    except (ValueError, OverflowError):
-        columns = [[_plain(value) for value in column] for column in table.columns]
-        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = [[_value(each) for each in column] for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _plain(value: pa.Scalar) -> Any:
+def _value(value: pa.Scalar) -> Any:
     """Return the value. A time outside the years 1 to 9999 is Arrow's number."""
-    if not value.is_valid:
-        return None
-    if isinstance(value, pa.StructScalar):
-        return {name: _plain(value[name]) for name in value}
-    if isinstance(value, pa.MapScalar):
-        return [tuple(_plain(entry).values()) for entry in value.values]
-    if isinstance(value, pa.ListScalar):
-        return [_plain(each) for each in value.values]
     try:
         return value.as_py()
     except (ValueError, OverflowError):

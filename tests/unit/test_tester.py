@@ -241,14 +241,18 @@ class Expression:
             "criterion.need is string, not a number",
         ),
         (orders_and_payments(), order(7, odd=np.uint64(1)), "Spark does not have a column's type: cast it"),
-        (orders_and_payments(), order(7, at=[NOON, NOON.replace(tzinfo=None)]), "with a time zone and without one"),
+        (
+            orders_and_payments(),
+            [order(7), order(8) | {"ordered_at": NOON.replace(tzinfo=None)}],
+            "with a time zone and without one",
+        ),
         (orders_and_payments(orphans="control"), None, "make the PurgatoryTester with operations_schema="),
         (orders_and_payments(), 7, "must be rows as dicts by column name"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(purgatory: Purgatory, row: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PurgatoryTester(purgatory).step([] if row is None else [row])
+        PurgatoryTester(purgatory).step(row if isinstance(row, list) else [] if row is None else [row])
 
 
 def test_progress_is_written_in_up_to_12_digits() -> None:
