@@ -19,7 +19,7 @@ from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.blob import HEADER
+from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
 from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
@@ -229,7 +229,7 @@ def state_findings(states: DataFrame) -> Iterator[Finding]:
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
     try:
-        _, _, shards, _, _ = HEADER.unpack_from(state.blob())
+        shards = read_metadata(state.blob())["shards"]
         facts = state.metadata()
     except StateError as error:
         yield {"error": str(error).removesuffix(f": {errors.RESTORE_STATE}")}
