@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_purgatory.core.arrays import sorted_runs as runs_module
 from spark_purgatory.core.arrays.sorted_runs import (
     EMPTY,
     MAX_ROWS,
@@ -75,6 +76,34 @@ ACTIONS = st.lists(
 @examples(120, 800)
 @given(ACTIONS)
 def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    check_against_a_list(actions)
+
+
+@examples(120, 800)
+@given(ACTIONS)
+def test_runs_with_a_table_of_starts_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("DIRECTORY_FLOOR", 0), ("NEEDLES_PAY", 1 << 40)):
+            patch.setattr(runs_module, name, value)
+        check_against_a_list(actions)
+
+
+def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
+    rng = np.random.default_rng(5)
+    entries = np.sort(rng.integers(-(1 << 63), 1 << 63, 100_000))
+    runs = SortedRuns([entries])
+    needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
+    expected = by_first(*runs.find(needles))
+    assert [directory._starts is not None for directory in runs.directories] == [False]
+    for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
+        assert [column.tolist() for column in by_first(*runs.find(needles))] == [c.tolist() for c in expected]
+    assert [directory._starts is not None for directory in runs.directories] == [True]
+    runs.pop_until(0)
+    assert len(runs.find(needles[:100])[0]) == 0
+    assert [directory._starts is not None for directory in runs.directories] == [False], "another run, another table"
+
+
+def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
     runs, model = SortedRuns(), list[Entry]()
     for action, given_ in actions:
         if action == "add":
