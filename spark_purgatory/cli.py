@@ -126,6 +126,9 @@ def run(
     spark_log: Annotated[
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
+    complete_until: Annotated[
+        list[str] | None, option(metavar="INPUT=TIME", help="An input is complete so far: completions=2026-11-28.")
+    ] = None,
     json: Annotated[
         str | None, option(metavar="FILE", help="Write what the run was as a JSON object; - prints it.")
     ] = None,
@@ -134,6 +137,9 @@ def run(
     ] = None,
     fail_above: Annotated[
         float | None, option(min=0, max=1, metavar="SHARE", help="Most late or rejected rows of this run: 0.01.")
+    ] = None,
+    wait: Annotated[
+        str | None, option(metavar="TIME", help="Wait so long for another run on the checkpoint to end: '1 hour'.")
     ] = None,
 ) -> None:
     """Run a job's file: outcomes go to a Delta table or a topic.
@@ -144,8 +150,9 @@ def run(
     require_spark("The job")
     from spark_purgatory.job.runner import run_file
 
-    how: dict[str, Any] = {"json": json, "fail_above": fail_above, "textfile": textfile}
-    raise typer.Exit(run_file(job_file, set_ or (), spark_log=spark_log, **how))
+    changes = [*(set_ or ()), *(f"complete_until.{each}" for each in complete_until or ())]
+    how: dict[str, Any] = {"json": json, "fail_above": fail_above, "textfile": textfile, "wait": wait}
+    raise typer.Exit(run_file(job_file, changes, spark_log=spark_log, **how))
 
 
 @app.command()

@@ -5,7 +5,7 @@ places. One `JobConfigError` lists all that the last three find. Values of optio
 and appear in no message.
 
 The columns of an input are known where its schema is in the file (files and Kafka), and where each expression of
-``select`` is a column or ends in ``as name``. Spark checks the others, and all types, when the job starts.
+``select`` is a column or ends in ``as name``. Spark checks the rest when the job starts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COL
 from spark_purgatory.terminal import say, terminal
 
 INPUTS = {"operations": Operations, "completions": Completions}
-COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))")
+NO_TIMES = frozenset("string varchar char bigint long int integer smallint tinyint double float decimal".split())
+# Types whose values have no unique text
+NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
+COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
 
@@ -92,10 +95,27 @@ def _no_column(field: str, column: str, columns: list[str]) -> Problem:
     return Problem(field, repr(column), f"is not a column{near(column, columns) or '.'} There are {', '.join(columns)}")
 
 
-def source_columns(given: InputSection) -> list[str]:
-    """Return the columns of an input's source; none where the file has no schema."""
+def source_columns(given: InputSection) -> dict[str, str]:
+    """Return the columns of an input's source, with the first word of each type; none where the file has no schema."""
     source = given.source
-    return [] if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
+    return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
+
+
+def _type_problems(name: str, given: dict[str, Any], kinds: Mapping[str, str]) -> Iterator[Problem]:
+    for field in ("created", "deadline", "time"):
+        for column in _texts(given.get(field)):
+            if (kind := kinds.get(column, "")) in NO_TIMES:
+                others = [f"{other}, " for other in kinds if other != column]
+                way = "to_timestamp" if kind in ("string", "varchar", "char") else "timestamp_seconds"
+                select = "".join([*others, f"{way}({column}) as {column}"])
+                allowed = f"is {kind}, not timestamp: correct the schema, or write {name}.select: [{select}]"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
+    for field in ("id", "keys", "key", "operation_id", "event_id"):
+        for column in _texts(given.get(field)):
+            kind = kinds.get(column, "")
+            if kind in NO_KEYS and (field, kind) != ("keys", "array"):
+                allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or bigint in {name}.select"
+                yield Problem(f"{name}.{field}", repr(column), allowed)
 
 
 def _column_problems(
@@ -109,6 +129,8 @@ def _column_problems(
     for field, column in _named(name, declared, given, rules) if known else ():
         if not {column, column.split(".")[0]} & {*known}:
             yield _no_column(field, column, known)
+    if shape.select == ["*"]:  # Behind a ``select`` of its own, Spark knows the types.
+        yield from _type_problems(name, given, source_columns(shape))
 
 
 def _named(name: str, declared: type, given: dict[str, Any], rules: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -165,10 +187,10 @@ def selected(given: InputSection) -> list[str]:
     return names
 
 
-def ddl_columns(ddl: str) -> list[str]:
-    """The columns of a schema in Spark's DDL."""
+def ddl_columns(ddl: str) -> dict[str, str]:
+    """The columns of a schema in Spark's DDL, and the first word of the type of each."""
     found = filter(None, map(COLUMN.match, _parts(ddl)))
-    return [(column[1] or column[2]).replace("``", "`") for column in found]
+    return {(column[1] or column[2]).replace("``", "`"): (column[3] or "").lower() for column in found}
 
 
 def _parts(ddl: str) -> Iterator[str]:

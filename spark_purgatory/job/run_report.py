@@ -146,5 +146,9 @@ def guarded(console: Console, body: Callable[[], int | None], report: RunReport 
 
 
 def _instant(ms: float | None) -> str | None:
-    at = datetime.fromtimestamp((ms or 0) / 1000, UTC).isoformat(timespec="milliseconds")
-    return at.replace("+00:00", "Z") if ms else None
+    if not ms:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return None  # Python's datetimes end with the year 9999.

@@ -253,6 +253,7 @@ def run_file(
     json: str | None = None,
     fail_above: float | None = None,
     textfile: Path | None = None,
+    wait: str | None = None,
 ) -> int:
     """Run the job of a YAML file with ``changes`` (``field=value`` each) until it ends; return the exit code."""
     console, errors = terminal(stderr=json == "-"), terminal(stderr=True)
@@ -263,7 +264,7 @@ def run_file(
     def body() -> int:
         config = load_config(job_file, changes)
         report.job, report.checkpoint = config.name, without_login(config.checkpoint)
-        with only_run(config.checkpoint):
+        with only_run(config.checkpoint, wait):
             if (last := nothing_new(config)) is not None:
                 report.summary, report.gauges = last
                 say(console, f"{config.name}: nothing is new since the last run, so Spark is not started")

@@ -41,8 +41,9 @@ def page_of(text: str, name: str, folder: Path, spark: SparkSession) -> Page:
         if words[1] == "run":
             # What the command does with its session, but for the end: it would stop the one of all tests.
             printed = io.StringIO()
-            assert set(words[3::2]) <= {"--set"}
-            run(spark, load_config(Path(words[2]), words[4::2]), Console(file=printed, width=WIDTH), StopRequest())
+            prefixes = {"--set": "", "--complete-until": "complete_until."}
+            changes = [prefixes[option] + value for option, value in zip(words[3::2], words[4::2], strict=True)]
+            run(spark, load_config(Path(words[2]), changes), Console(file=printed, width=WIDTH), StopRequest())
             return printed.getvalue()
         done = CliRunner(env={"COLUMNS": str(WIDTH)}).invoke(app, words[1:])
         assert done.exit_code == 0, f"{words}\n{done.output}"

@@ -174,6 +174,16 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
             ["output.partition_by=[customer_id, staus]"],
             "output.partition_by: 'staus' is not a column, did you mean 'status'",
         ),
+        (
+            ["completions.source.schema=order_id string, paid_at string"],
+            "completions.time: 'paid_at' is string, not timestamp: correct the schema, or write "
+            "completions.select: [order_id, to_timestamp(paid_at) as paid_at]",
+        ),
+        (
+            ["completions.source.schema=order_id string, paid_at bigint"],
+            "is bigint, not timestamp: correct the schema, or write "
+            "completions.select: [order_id, timestamp_seconds(paid_at) as paid_at]",
+        ),
         (["output=outcomes"], "output must have fields: topic, options, path, table"),
     ],
 )
@@ -188,6 +198,11 @@ def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(cha
     [
         (["purgatory.criterion={sum_at_least: 5}"], "line 30: completions.value is missing"),
         (["purgatory.criterion={level: 5}"], "line 30: completions.value is missing"),
+        (
+            ["operations.source.schema=order_id double, ordered_at timestamp, pay_by timestamp"],
+            "line 24: operations.keys: 'order_id' is double, which cannot be a key: cast it to string, decimal or "
+            "bigint in operations.select",
+        ),
         (["checkpoint=./.demo//outcomes/"], "are one place: each needs its own"),
         ([f"checkpoint=file:{ROOT}/.demo/outcomes"], "and output.path '.demo/outcomes' are one place"),
         (["output.path=.//.demo/checkpoint"], "line 54: checkpoint '.demo/checkpoint' and output.path"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,3 +182,21 @@ def test_a_run_with_nothing_new_tells_what_waits_and_is_noted(tmp_path: Path, mo
     assert run_file(JOB, changes, json=str(tmp_path / "run.json")) == ExitCode.RIGHT
     assert json.loads((tmp_path / "run.json").read_text())["waiting"] == 2
     assert noted.stat().st_mtime > 0, "by which status sees this run"
+
+
+def test_a_second_run_waits_if_it_may(tmp_path: Path) -> None:
+    (tmp_path / "metadata").touch()
+    began, ended = threading.Event(), []
+
+    def second() -> None:
+        began.set()
+        with only_run(str(tmp_path), "1 hour"):
+            ended.append("second")
+
+    thread = threading.Thread(target=second)
+    with only_run(str(tmp_path)):
+        thread.start()
+        began.wait()
+        ended.append("first")
+    thread.join()
+    assert ended == ["first", "second"]
