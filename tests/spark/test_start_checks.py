@@ -109,6 +109,8 @@ def test_a_table_that_does_not_take_the_stream_is_named(stream: Stream) -> None:
     tables = (
         ("part bigint", r"table .* lacks n\."),
         ("n int, part bigint", r"has other types for n \(bigint, in the table int\)"),
+        ("n bigint, part bigint, must int NOT NULL", r"columns must of table .* are NOT NULL"),
+        ("n bigint GENERATED ALWAYS AS IDENTITY, part bigint", r"column n of table .* takes no values"),
     )
     for number, (columns, said) in enumerate(tables):
         path = f"{stream.folder}/{number}"

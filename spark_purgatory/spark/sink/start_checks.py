@@ -82,6 +82,7 @@ def checked(
             has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
             if has_new or len({*map(str.lower, schema.names)}) < len(schema.names):
                 _check_new_columns(spark, target, schema, (), facts)
+            _check_not_null(target, schema, there, facts)
             if not (has_begun or options.shares_table):
                 _warn_of_others(spark, target, checkpoint)
         if bound.table and not has_begun and table_place.forgets_names(spark, bound.table):
@@ -183,3 +184,13 @@ def _check_new_columns(
         reasons.append(f"partition_by={list(partition_by)!r} names a column twice: name it once")
     if reasons:
         raise ConfigError(f"table {target} cannot hold the stream, so nothing was started: {'; '.join(reasons)}")
+
+
+def _check_not_null(target: Target, schema: T.StructType, there: T.StructType, facts: TableFacts) -> None:
+    given = {name.lower() for name in schema.names}
+    lacking = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
+    if lacking and not facts.may_fill:
+        raise SchemaMismatchError(
+            f"columns {', '.join(lacking)} of table {target} are NOT NULL, and the stream lacks them. Nothing was "
+            "started. Add them to the stream, or ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL"
+        )

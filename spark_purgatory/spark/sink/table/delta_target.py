@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,7 @@ DELTA_SETTINGS: Mapping[str, str] = {  # A session must be started with these an
 TESTED_DELTA = "4.4.0"  # For the name of the package where only the client of Spark Connect is installed.
 # Conditions of DESCRIBE DETAIL without the extension, and without the catalog.
 WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+_CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 # A table's property under this prefix, without ``delta.``, is the session's default for new tables.
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
@@ -239,7 +241,26 @@ class DeltaTarget(Target):
         if waiting is not None and history.undone(waiting.version) is None:
             self.check_names(waiting, facts, there, history)
             version = waiting.version if waiting.rows == rows else version
+        if "identityColumns" in facts.features:
+            given = {name.lower() for name in rows.names}
+            self._check_identity(spark, [back_ticked(name) for name in there.names if name.lower() in given])
         return there, version
+
+    def _check_identity(self, spark: SparkSession, columns: list[str]) -> None:
+        """Refuse rows with a column that the table numbers itself. Only an insert shows which, so one is planned.
+
+        The first drain would be too late: no table takes staged rows without one of their columns.
+        """
+        values = ", ".join(f"new.{column}" for column in columns)
+        plan = spark.sql(
+            f"EXPLAIN MERGE INTO {self.sql_place} AS old USING (SELECT * FROM {self.sql_place} WHERE false) AS new ON "
+            f"false WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
+        ).first()
+        if plan is not None and (closed := _CLOSED.search(str(plan[0]))) is not None:
+            raise SchemaMismatchError(
+                f"column {closed[1]} of table {self} is GENERATED ALWAYS AS IDENTITY and takes no values from rows, "
+                "but the stream has it. Nothing was started. Drop it from the stream"
+            )
 
     def _zone(self, rows: DataFrame, facts: TableFacts | None) -> dict[str, str]:
         """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""
