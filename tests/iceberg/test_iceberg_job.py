@@ -81,7 +81,7 @@ def test_a_job_writes_an_iceberg_table(tmp_path: Path) -> None:
     settings = [line.strip().replace(": ", "=") for line in CATALOG.format(folder=tmp_path).splitlines() if line]
     conf = [word for setting in settings for word in ("--conf", setting)]
     assert f"Table: {table}" in command("status", checkpoint)
-    said = command("doctor", checkpoint, "--spark", *conf)
+    said = command("status", checkpoint, "--spark", *conf)
     assert f"{table}: Iceberg, in " in said and "fit: 1 drain, the last complete" in said
     assert "in this session" in next(line for line in said.splitlines() if "Iceberg  " in line)
     page = tmp_path / "report.html"

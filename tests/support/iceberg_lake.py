@@ -67,6 +67,7 @@ def expire(spark: SparkSession, table: str) -> None:
 
 def rewrite(spark: SparkSession, table: str) -> None:
     catalog, _, name = table.partition(".")
+    spark.sql(f"REFRESH TABLE {table}")  # A drain has another session, and this one may have an older table.
     options = "options => map('rewrite-all', 'true')"
     spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', {options})")
 

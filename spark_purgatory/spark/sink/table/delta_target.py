@@ -253,8 +253,8 @@ class DeltaTarget(Target):
         """
         values = ", ".join(f"new.{column}" for column in columns)
         plan = spark.sql(
-            f"EXPLAIN MERGE INTO {self.sql_place} AS old USING (SELECT * FROM {self.sql_place} WHERE false) AS new ON "
-            f"false WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
+            f"EXPLAIN EXTENDED MERGE INTO {self.sql_place} AS old USING (SELECT * FROM {self.sql_place} WHERE false) "
+            f"AS new ON false WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
         ).first()
         if plan is not None and (closed := _CLOSED.search(str(plan[0]))) is not None:
             raise SchemaMismatchError(
