@@ -131,7 +131,7 @@ class SparkActions:
         try:
             return self._carry_out(action, ledger, work)
         except SPARK_FAULTS as error:
-            if is_interruption(error):
+            if is_interruption(error) or isinstance(action, do.Stage | do.Skip):
                 raise
             said = sentence_of(error)
             is_before_drain = isinstance(action, do.Count) and ledger.is_done and ledger.incoming is None
