@@ -27,6 +27,12 @@ LOG = logging.getLogger(__name__)
 
 def look(ledger: Ledger, state: TableState) -> Looked:
     compare(ledger, state)
+    version = ledger.table_version
+    if version is not None and version != NO_VERSION and not state.history.is_whole_since(version):
+        LOG.warning(
+            f"the history of table {ledger.names.table} was cut after the last drain: a RESTORE since then would not "
+            "show. Let the table keep its history for longer"
+        )
     # Without an open drain; else the search for it shows it.
     taken_back = _taken_back(ledger, state.history) if ledger.is_done else None
     return Looked(state.facts.id if state.facts else None, taken_back)
