@@ -69,6 +69,7 @@ def rewrite(spark: SparkSession, table: str) -> None:
     catalog, _, name = table.partition(".")
     spark.sql(f"REFRESH TABLE {table}")  # A drain has another session, and this one may have an older table.
     options = "options => map('rewrite-all', 'true')"
+    spark.sql(f"REFRESH TABLE {table}")  # Another session has written.
     spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', {options})")
 
 
