@@ -241,6 +241,7 @@ class PurgatoryOptions(Options):
     max_state_bytes_per_shard: Size = "1 GiB"
     max_broadcast_bytes: Size = "128 MiB"
     host: Literal["applyInPandasWithState", "transformWithState"] = "applyInPandasWithState"
+    max_warm_bytes: Size = "2 GiB"
     name: str = "spark_purgatory"
 
     @property

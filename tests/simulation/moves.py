@@ -122,7 +122,7 @@ def _on_blob_host(importing: Importing, sent: Mapping[int, list[tuple[int, bytes
 def _on_log_host(importing: Importing, sent: Mapping[int, list[tuple[int, bytes]]]) -> States:
     states: dict[int, Any] = {}
     handle = Handle(states)
-    host = ImportingHost(importing, LogHostOptions(importing.shards or 0))
+    host = ImportingHost(importing, LogHostOptions(importing.shards or 0, 0))
     host.init(handle)  # type: ignore[arg-type]
     for shard, rows in sent.items():
         handle.key = shard

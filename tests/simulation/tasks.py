@@ -262,7 +262,7 @@ class Host(LogHost):
     """The processor of one attempt."""
 
     def __init__(self, query: Query, worker: Worker, reach: Callable[[str], None]) -> None:
-        super().__init__(query.spec, LogHostOptions(query.shards))
+        super().__init__(query.spec, LogHostOptions(query.shards, 1 << 30))
         self.worker, self.reach = worker, reach
 
     def reached(self, failpoint: str) -> None:

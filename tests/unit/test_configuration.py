@@ -230,7 +230,7 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"emit": "final", "shards": 9, "lookback": "1 minute", "max_future": "2 days"}
     rules |= {"tick": "5 ms", "prefix": "o_", "scope": "tenant", "orphans": "control", "name": "mine"}
     rules |= {"max_pending_per_shard": 11, "max_state_bytes_per_shard": 12, "max_broadcast_bytes": 13}
-    rules |= {"host": "transformWithState"}
+    rules |= {"host": "transformWithState", "max_warm_bytes": 14}
     by_row = {"by_row": {"rule": "rule", "need": "need", "levels": "levels"}}
     made = config(tmp_path, operations=operations, completions=completions, purgatory={**rules, "criterion": by_row})
     assert purgatory_of(made) == Purgatory(

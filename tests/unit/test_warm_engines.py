@@ -280,8 +280,8 @@ def test_the_budget_is_of_one_worker(worker: Make, caplog: pytest.LogCaptureFixt
     assert not hold(first, "e", shard_id="4", max_warm_bytes=250)
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == (
-        "a worker keeps shards of 250 bytes at most, and another shard with 100 bytes does not fit: shards that are "
-        "not kept are loaded from the checkpoint in each micro-batch; use more executors"
+        "max_warm_bytes is 250, and another shard with 100 bytes does not fit into this worker: shards that are not "
+        "kept are loaded from the checkpoint in each micro-batch"
     )
 
 

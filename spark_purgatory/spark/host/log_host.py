@@ -32,6 +32,7 @@ NUMBER = T.StructType([T.StructField("entry", T.LongType())])
 @dataclass(frozen=True)
 class LogHostOptions:
     shards: int
+    max_warm_bytes: int
     broadcast: calls.Broadcast | None = None
 
 
@@ -99,6 +100,7 @@ class LogHost(StatefulProcessor):
             spec_digest=self._digest,
             step=step,
             shards=self._options.shards,
+            max_warm_bytes=self._options.max_warm_bytes,
             wants_snapshot=wants_snapshot,
         )
         self.reached("before step")

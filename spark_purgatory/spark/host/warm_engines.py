@@ -40,7 +40,6 @@ LOG = logging.getLogger(__name__)
 IDLE_SECONDS = 600.0
 """An engine without a request in this time is dropped: its query has ended, another worker holds its shard, or
 micro-batches are so far apart that loading it again does not matter."""
-MAX_WARM_BYTES = 2 << 30  # of the engines in one worker: 10 million waiting operations, as many as a shard may have
 ANSWER_SECONDS = 600.0  # A holder that takes longer counts as lost
 LOOK_SECONDS = 1.0  # How often a worker that waits for an answer looks if the holder is alive
 BACKLOG = 64  # Workers that may connect at the same moment
@@ -57,7 +56,7 @@ class Request:
     spec_digest: str
     step: Step
     shards: int
-    max_warm_bytes: int = MAX_WARM_BYTES
+    max_warm_bytes: int
     wants_snapshot: bool = False
 
 
@@ -253,8 +252,8 @@ class WarmEngines:
         elif not self._has_warned:
             self._has_warned = True
             LOG.warning(
-                "a worker keeps shards of %s bytes at most, and another shard with %s bytes does not fit: shards that "
-                "are not kept are loaded from the checkpoint in each micro-batch; use more executors",
+                "max_warm_bytes is %s, and another shard with %s bytes does not fit into this worker: shards that are "
+                "not kept are loaded from the checkpoint in each micro-batch",
                 f"{request.max_warm_bytes:,}",
                 f"{size:,}",
             )

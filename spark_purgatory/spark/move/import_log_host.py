@@ -48,5 +48,5 @@ class PandasImportingHost(PandasLogHost, ImportingHost):
 
 
 def log_host_imports(groups: GroupedData, importing: Importing) -> DataFrame:
-    options = LogHostOptions(importing.shards)
+    options = LogHostOptions(importing.shards, 0)
     return log_hosted(groups, ImportingHost(importing, options), PandasImportingHost(importing, options))

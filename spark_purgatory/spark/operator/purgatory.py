@@ -181,6 +181,8 @@ class Purgatory(PurgatoryOptions):
         max_broadcast_bytes: Bytes of packed events of a micro-batch that go to all shards; more stop the query.
         host: Spark's operator that holds the state (docs/choosing.md). "transformWithState" needs RocksDB and protobuf.
             The checkpoint fixes the host.
+        max_warm_bytes: With "transformWithState", bytes of shards in the memory of each Python worker, of which Spark
+            runs one for each core. Other shards are loaded from the checkpoint in each micro-batch.
         name: The name of each micro-batch's counters (`schema.COUNTERS`) in the query's ``observedMetrics``. `gauges`
             returns totals.
 
@@ -313,7 +315,7 @@ class Purgatory(PurgatoryOptions):
             check_log_host(packed.sparkSession)
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 
-            options = LogHostOptions(self.shards, sent)
+            options = LogHostOptions(self.shards, self.bytes_of("max_warm_bytes"), sent)
             results = log_hosted(groups, LogHost(spec, options), PandasLogHost(spec, options))
         else:
             check_blob_host(packed.sparkSession)
