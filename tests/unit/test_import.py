@@ -14,9 +14,9 @@ import spark_purgatory
 PACKAGE = Path(spark_purgatory.__file__).parent
 SENDS_FUNCTIONS = frozenset(
     "mapInArrow mapInPandas applyInPandas applyInArrow applyInPandasWithState transformWithState "
-    "transformWithStateInPandas udf foreachBatch".split()
+    "transformWithStateInPandas udf foreachBatch gather_states rows_of_states".split()
 )
-"""Methods of Spark that have functions run by its workers, which import the modules that define them."""
+"""Methods of Spark, and functions of ours, that have workers run functions and import the modules that define them."""
 WITHOUT = """
 import importlib, json, sys
 
@@ -75,7 +75,8 @@ def modules_with_functions_for_workers() -> list[str]:
     found = []
     for file in PACKAGE.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-        if any(isinstance(call, ast.Attribute) and call.attr in SENDS_FUNCTIONS for call in calls):
+        names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls}
+        if names & SENDS_FUNCTIONS:
             found.append(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
     return sorted(found)
 
