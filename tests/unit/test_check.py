@@ -87,7 +87,10 @@ def test_no_fault_hides_another(tmp_path: Path) -> None:
             ("operations.watermark", "is not set: give the delay"),
             ("output.linger", "'soon' is not a duration"),
             ("output.partition_by", "'cty' is not a column"),
-            ("purgatory.criterion", "'count 2': write any_key, all_keys, "),
+            (
+                "purgatory.criterion.count 2",
+                "unknown field, did you mean 'count'? Allowed: by_row, any_key, all_keys, ",
+            ),
             ("purgatory.emit", "Input should be 'early' or 'final', did you mean 'final'?"),
         ],
         strict=True,
@@ -98,7 +101,7 @@ def test_no_fault_hides_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("count 2", "or {count: 2} or {sum_at_least: 2} or {level: 2}, did you mean 'count'?"),
+        ("count 2", "did you mean 'count'?"),
         ("any_kye", "did you mean 'any_key'?"),
         ("quorum", "quorum needs a number: {quorum: 2}"),
         ("{cuont: 2}", "unknown field, did you mean 'count'?"),
