@@ -215,7 +215,6 @@ def _parts(ddl: str) -> Iterator[str]:
 BRANCHES = ("[key]", "bool", "literal['all']")
 SOURCE = "must have a format, 'parquet', 'json', 'csv', 'delta' or 'kafka', and the fields that it needs"
 INT, TIMESTAMP = "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"
-MOST_DOTS = 50  # In a field's name of --set: each begins a section
 QUOTE_IT = "put a value that begins with *, & or ! in quotes"
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")  # A name with dots in a free mapping
 _NAMED = re.compile(r".*(?:alias|anchor|tag|tag handle) ['\"].*")  # Quotes what begins with * & or !, as passwords may
@@ -349,17 +348,15 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         fault = _NAMED.sub(QUOTE_IT, getattr(error, "problem", None) or str(error).splitlines()[0])
         raise wrong(where, "", f"not YAML: {fault}", origin) from None
-    except (ValueError, LookupError, AttributeError):
-        raise wrong("the file", "", "a number or truth value cannot be read: put it in quotes", origin) from None
-    except RecursionError:
-        raise wrong("the file", "", "a value contains itself, or is nested too deeply", origin) from None
+    except (ValueError, LookupError, AttributeError, RecursionError):
+        raise wrong("the file", "", "a value cannot be read: put it in quotes, if it is a text", origin) from None
 
 
 def _override(document: dict[str, Any], assignment: str, number: int) -> None:
     """Apply one ``--set operations.timeout=5 minutes``, the ``number``-th, the value read as YAML."""
     field, equals, value = assignment.partition("=")
     origin = f"--set {field}"
-    if not equals or not all(field.split(".")) or field.count(".") > MOST_DOTS:
+    if not equals or not all(field.split(".")):
         raise wrong("", "", f"write it as field.name=value; number {number} is not", "--set")
     free = FREE_NAME.fullmatch(field)
     *parents, last = [*free[1].split("."), free[2]] if free else field.split(".")

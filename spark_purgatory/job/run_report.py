@@ -84,7 +84,6 @@ class RunReport:
         return {
             "job": self.job,
             "checkpoint": self.checkpoint,
-            "result": code.name.lower(),
             "exit_code": int(code),
             "error": None if self.error is None else sentence_of(self.error),
             "began_at": _instant(self.began_s * 1000),
