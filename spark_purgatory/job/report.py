@@ -155,13 +155,13 @@ def page(report: Report) -> str:
         *(_card(*each(report)) for each in (_nothing_lost, _watermark, _waiting)),
         "<h2>Outcomes</h2>",
         _tiles(report),
+        _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         _table(("why operations were REJECTED", "operations"), _counts(report.reasons)),
         "<h2>What waits, and what happens next</h2>",
         _picture(_remaining, report.remaining, "Waiting by time until the deadline, from the watermark"),
         _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
         "<h2>Over time</h2>",
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
-        _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         "<h2>Table and state</h2>",
         f"<p>{files_line(report.summary.file_bytes)}. State: {readable_bytes(found['state_bytes'])} in "
         f"{found['shards']:,} shards, the largest {readable_bytes(found['largest_shard_state_bytes'])} with "
