@@ -22,7 +22,7 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.machine import Finding, note, release_finding
-from spark_purgatory.errors import ConfigError, PurgatoryError, StateError, StateUnreadableError, sentence_of
+from spark_purgatory.errors import ConfigError, PurgatoryError, StateUnreadableError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, gather_states, shard_states
 from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.sink.drain import table_truth
@@ -160,7 +160,6 @@ def log_host_finding(spark: SparkSession) -> Finding:
 
 STAGING = f"bring back the checkpoint's folder `staging` from a copy, or {errors.START_OVER}"
 FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
-STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 
 
 def query_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
@@ -211,31 +210,21 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str, has_table: bool = 
 def state_findings(states: DataFrame) -> Iterator[Finding]:
     try:
         shards = gather_states(states, _about_state)
-    except STATE_FAULTS as error:
+    except FAULTS as error:
         cause = error.__cause__ or error
-        yield Finding("state", sentence_of(cause), without_reach(cause) or errors.RESTORE_STATE)
+        damage = sentence_of(cause).removesuffix(f": {errors.RESTORE_STATE}")
+        yield Finding("state", damage, without_reach(cause) or errors.RESTORE_STATE)
         return
-    sound = [shard for shard in shards if "error" not in shard]
-    if damaged := [shard["error"] for shard in shards if "error" in shard]:
-        yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", errors.RESTORE_STATE)
-    if not sound:
-        return
-    if len({(shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound}) > 1:
+    if len({(shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in shards}) > 1:
         yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
-    else:
-        yield Finding("shards", f"shards={sound[0]['shards']}; {len(sound):,} have a state")
-    yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
+    elif shards:
+        yield Finding("shards", f"shards={shards[0]['shards']}; {len(shards):,} have a state")
+    yield Finding("pending", f"{sum(shard['pending'] for shard in shards):,} operations")
 
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
-    try:
-        shards = read_metadata(state.blob())["shards"]
-        facts = state.metadata()
-    except StateError as error:
-        yield {"error": str(error).removesuffix(f": {errors.RESTORE_STATE}")}
-        return
-    waiting = Tally(**facts["tally"]).pending
-    yield {"shards": shards, "pending": waiting, "spec": facts["spec"]}
+    shards, facts = read_metadata(state.blob())["shards"], state.metadata()
+    yield {"shards": shards, "pending": Tally(**facts["tally"]).pending, "spec": facts["spec"]}
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
