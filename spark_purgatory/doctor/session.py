@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import errors
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.config.options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.step_log import ShardState
@@ -30,7 +29,6 @@ from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.iceberg_target import EXTENSION as ICEBERG
-from spark_purgatory.spark.sink.table.iceberg_target import iceberg_package
 from spark_purgatory.spark.sink.table.table_place import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.storage_access import described, sql_text
@@ -47,8 +45,9 @@ def session_findings(spark: SparkSession) -> Iterator[Finding]:
     yield release_finding("Spark", spark.version)
     yield from worker_findings(spark)
     yield delta_finding(spark)
-    yield iceberg_finding(spark)
-    yield from setting_findings(spark)
+    if ICEBERG in (spark.conf.get("spark.sql.extensions", None) or ""):
+        yield Finding("Iceberg", "in this session")
+    yield store_finding(spark)
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def protobuf_finding(installed: set[str]) -> Finding:
     return note(what, f"{found}; only host='transformWithState' needs it: {way}")
 
 
-# --- Delta and settings ---------------------------------------------------------------------------
+# --- Delta and the state store ---------------------------------------------------------------------
 
 
 def delta_finding(spark: SparkSession) -> Finding:
@@ -134,28 +133,11 @@ def delta_finding(spark: SparkSession) -> Finding:
     return Finding("Delta", "in this session")
 
 
-def iceberg_finding(spark: SparkSession) -> Finding:
-    if ICEBERG in (spark.conf.get("spark.sql.extensions", None) or ""):
-        return Finding("Iceberg", "in this session")
-    found = iceberg_package(spark.version) or f"there is none for Spark {spark.version} yet"
-    return note("Iceberg", f"not in this session; its package: {found}")
-
-
-def setting_findings(spark: SparkSession) -> Iterator[Finding]:
+def store_finding(spark: SparkSession) -> Finding:
     store = str(spark.conf.get(requirements.PROVIDER)).rpartition(".")[2]
-    remedy = f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}: no other is tested"
-    found, remedy = (f"{store}, {TESTED_STORES[store]}", "") if store in TESTED_STORES else (store, remedy)
-    yield Finding("state store", found, remedy)
-    yield log_host_finding(spark)
-
-
-def log_host_finding(spark: SparkSession) -> Finding:
-    what = f'host="{LOG_HOST}"'
-    try:
-        requirements.check_log_host(spark)
-    except ConfigError as error:
-        return note(what, f"not in this session: {error}")
-    return Finding(what, "ready; where writeStream starts the query, set STATE_STORE_SETTINGS before")
+    if store in TESTED_STORES:
+        return Finding("state store", f"{store}, {TESTED_STORES[store]}")
+    return Finding("state store", store, f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}")
 
 
 STAGING = f"bring back the checkpoint's folder `staging` from a copy, or {errors.START_OVER}"
@@ -215,16 +197,13 @@ def state_findings(states: DataFrame) -> Iterator[Finding]:
         damage = sentence_of(cause).removesuffix(f": {errors.RESTORE_STATE}")
         yield Finding("state", damage, without_reach(cause) or errors.RESTORE_STATE)
         return
-    if len({(shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in shards}) > 1:
-        yield Finding("shards", "states of different queries", errors.RESTORE_STATE)
-    elif shards:
+    if shards:
         yield Finding("shards", f"shards={shards[0]['shards']}; {len(shards):,} have a state")
     yield Finding("pending", f"{sum(shard['pending'] for shard in shards):,} operations")
 
 
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
-    shards, facts = read_metadata(state.blob())["shards"], state.metadata()
-    yield {"shards": shards, "pending": Tally(**facts["tally"]).pending, "spec": facts["spec"]}
+    yield {"shards": read_metadata(state.blob())["shards"], "pending": Tally(**state.metadata()["tally"]).pending}
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

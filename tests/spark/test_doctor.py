@@ -35,8 +35,6 @@ from tests.support.streams import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LOG_HOST = 'host="transformWithState"'
-
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings}
@@ -72,7 +70,6 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
     assert found["Delta"].found == "in this session"
     assert found["workers' spark_purgatory"].status == "ok"
     assert found["state store"].status == "ok"
-    assert found[LOG_HOST].status == "ok" and "ready; where writeStream starts" in found[LOG_HOST].found
 
 
 def test_a_setting_that_does_harm_is_found(spark: SparkSession) -> None:
