@@ -211,12 +211,13 @@ def pending(
     Exit code: 0 shown, also if nothing waits, 2 an argument is wrong.
     """
     require_spark("This command", needs_delta=False)
-    from spark_purgatory.job.commands import PendingRequest, guarded_reading, show_pending
+    from spark_purgatory.job.commands import PendingRequest, show_pending
+    from spark_purgatory.job.run_report import guarded
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     how: dict[str, Any] = {"batch_id": batch_id, "prefix": prefix, "as_json": json}
     asked = PendingRequest(checkpoint, where, order_by, names, limit, settings=conf or [], **how)
-    raise typer.Exit(guarded_reading(show_pending, asked, terminal()))
+    raise typer.Exit(guarded(terminal(stderr=True), partial(show_pending, asked, terminal())))
 
 
 @app.command()
@@ -234,10 +235,11 @@ def report(
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
     require_spark("The report")
-    from spark_purgatory.job.commands import guarded_reading, write_report
+    from spark_purgatory.job.commands import write_report
+    from spark_purgatory.job.run_report import guarded
 
     given = (checkpoint, output, conf or [], terminal())
-    raise typer.Exit(guarded_reading(write_report, *given, name=name, prefix=prefix))
+    raise typer.Exit(guarded(terminal(stderr=True), partial(write_report, *given, name=name, prefix=prefix)))
 
 
 @app.command()
@@ -248,10 +250,11 @@ def repair(checkpoint: Checkpoint, dry_run: DryRun = False, yes: Yes = False, co
     first. Exit code: 0 done or only shown, 1 Spark could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
-    from spark_purgatory.job.commands import guarded_reading, show_repair
+    from spark_purgatory.job.commands import show_repair
+    from spark_purgatory.job.run_report import guarded
 
     given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
-    raise typer.Exit(guarded_reading(show_repair, *given))
+    raise typer.Exit(guarded(terminal(stderr=True), partial(show_repair, *given)))
 
 
 @app.command()
@@ -273,12 +276,12 @@ def rebuild(
     2 it cannot be rebuilt, or nobody agreed.
     """
     require_spark("This command")
-    from spark_purgatory.job.commands import guarded_reading
     from spark_purgatory.job.rebuild import RebuildRequest, show_rebuild
+    from spark_purgatory.job.run_report import guarded
 
     request = RebuildRequest(event_time_start, event_time_end, missing_files_ok)
     given = (job_file, set_ or (), request, Consent(dry_run, yes), terminal())
-    raise typer.Exit(guarded_reading(show_rebuild, *given))
+    raise typer.Exit(guarded(terminal(stderr=True), partial(show_rebuild, *given)))
 
 
 @app.command()
@@ -297,8 +300,9 @@ def move(
     changed. Exit code: 0 moved or only shown, 1 Spark failed, 2 it cannot be moved, or nobody agreed.
     """
     require_spark("This command")
-    from spark_purgatory.job.commands import guarded_reading, show_move
+    from spark_purgatory.job.commands import show_move
+    from spark_purgatory.job.run_report import guarded
 
     given = (job_file, set_ or (), Consent(dry_run, yes), terminal())
     how: dict[str, Any] = {"source": source, "partitions": partitions, "where": where}
-    raise typer.Exit(guarded_reading(show_move, *given, **how))
+    raise typer.Exit(guarded(terminal(stderr=True), partial(show_move, *given, **how)))

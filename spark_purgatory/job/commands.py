@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, ParamSpec
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -23,7 +23,6 @@ from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import Consent, log_file, settings_from, writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.one_run import only_run
-from spark_purgatory.job.run_report import guarded
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import MICROSECONDS, outcomes_of
 from spark_purgatory.job.status import instant
@@ -33,14 +32,7 @@ from spark_purgatory.spark.move.move import move_checkpoint
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.repair import conflicts, repair
 from spark_purgatory.spark.sink.table.table_place import claimed_by
-from spark_purgatory.terminal import at_work, printable, say, terminal
-
-P = ParamSpec("P")
-
-
-def guarded_reading(read: Callable[P, None], *given: P.args, **named: P.kwargs) -> int:
-    """Call ``read`` and return the exit code."""
-    return guarded(terminal(stderr=True), partial(read, *given, **named))
+from spark_purgatory.terminal import at_work, printable, say
 
 
 def started(settings: Sequence[str], console: Console, delta: bool = False) -> SparkSession:

@@ -214,12 +214,6 @@ class MetricsOutput(Model):
     opentelemetry: bool = False
     gauges_every: config_types.Duration = "1 minute"  # The interval between reads of the state's metrics
 
-    @model_validator(mode="after")
-    def _goes_somewhere(self) -> MetricsOutput:
-        if not (self.prometheus_port or self.opentelemetry):
-            raise ValueError("metrics go nowhere: give prometheus_port or opentelemetry")
-        return self
-
 
 class CompleteUntil(Model):
     """The times up to which the inputs have brought all rows, for this run (`Purgatory.resolve`)."""

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from spark_purgatory import Operations
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.commands import guarded_reading
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.run_report import guarded
+from spark_purgatory.terminal import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -119,7 +120,7 @@ def test_a_job_file_that_a_command_reads_is_refused_with_all_its_problems(capsys
     def read() -> None:
         load_config("conf/orders.yaml", ["operations.timeuot=1", "output.ligner=1 second"])
 
-    assert guarded_reading(read) == 2
+    assert guarded(terminal(stderr=True), read) == 2
     assert "did you mean 'timeout'" in (said := capsys.readouterr().err)
     assert "did you mean 'linger'" in said
 

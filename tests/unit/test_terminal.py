@@ -88,7 +88,7 @@ def test_a_command_that_writes_is_refused_where_nobody_can_agree(
 
 HANDED_TO = (
     "job.doctor.run_doctor", "demo.runner.run_demo", "job.runner.run_file", "job.config_file.check_file",
-    "job.status.show_status", "job.commands.guarded_reading",
+    "job.status.show_status", "job.run_report.guarded",
 )  # fmt: skip
 
 
