@@ -83,6 +83,7 @@ def test_a_job_writes_an_iceberg_table(tmp_path: Path) -> None:
     assert f"Table: {table}" in command("status", checkpoint)
     said = command("status", checkpoint, "--spark", *conf)
     assert f"{table}: Iceberg, in " in said and "fit: 1 drain, the last complete" in said
+    said = command("doctor", "--spark", *conf)
     assert "in this session" in next(line for line in said.splitlines() if "Iceberg  " in line)
     page = tmp_path / "report.html"
     assert "Written: " in command("report", checkpoint, "-o", str(page), *conf)
