@@ -217,15 +217,8 @@ class GrowableArray(Generic[Kind]):
             self._length = length
 
     def keep(self, kept: Bools) -> None:
-        self.replace(self.values[kept])
-
-    def replace(self, values: npt.NDArray[Kind]) -> None:
-        """Hold these values; in place unless the column gets much shorter."""
-        self._length = len(values)
-        if self._buffer.flags.writeable and len(values) <= len(self._buffer) <= max(2 * len(values), GROWTH_FLOOR):
-            self._buffer[: len(values)] = values
-        else:
-            self._buffer = values
+        self._buffer = self.values[kept]  # Never in place: a step may still read the values of before.
+        self._length = len(self._buffer)
 
     def _reserve(self, length: int) -> None:
         if length <= len(self._buffer) and self._buffer.flags.writeable:

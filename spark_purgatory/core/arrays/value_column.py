@@ -181,14 +181,7 @@ class ValueColumn:
         return equal_values(self.values, positions, others, other_positions)
 
     def keep(self, kept: Bools) -> None:
-        left = self.values.filter(pa.array(kept))
-        buffers = Buffers.of(left)
-        if self._values is None or buffers is None or left.null_count == len(left) or self._valid is not None:
-            vars(self).update(vars(ValueColumn(left)))
-            return
-        self._values.replace(buffers.values)
-        if self._ends is not None and buffers.ends is not None:
-            self._ends.replace(buffers.ends)
+        vars(self).update(vars(ValueColumn(self.values.filter(pa.array(kept)))))
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
