@@ -268,18 +268,18 @@ def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: Spar
     [
         (
             {"dead_letters": {"path": "outcomes"}, "output": {"path": "outcomes"}},
-            "output.path and dead_letters.path are both",
+            "output.path 'outcomes' and dead_letters.path 'outcomes' are one place",
         ),
-        ({"dead_letters": {"path": "d", "checkpoint": "d"}}, "dead_letters.path and dead_letters.checkpoint are both"),
+        ({"dead_letters": {"path": "d", "checkpoint": "d"}}, "dead_letters.checkpoint 'd' are one place"),
         (
             {"dead_letters": {"path": "c_dead_letters"}, "checkpoint": "c/"},
-            "both 'c_dead_letters': each needs a folder",
+            "dead_letters.checkpoint 'c_dead_letters' are one place: each needs its own",
         ),
         ({"dead_letters": {}}, "dead_letters: give exactly one of path and table"),
         ({"dead_letters": {"path": "d", "format": "iceberg"}}, "dead_letters: format='iceberg' needs a name"),
         (
             {"dead_letters": {"table": "`c`.d.T"}, "output": {"table": "c.d.t"}},
-            "output.table and dead_letters.table are both 'c.d.t': each needs a table of its own",
+            "output.table 'c.d.t' and dead_letters.table '`c`.d.T' are one place",
         ),
     ],
 )
