@@ -92,6 +92,12 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
     refused(StorageError, r"CHECK constraint few \(n < 15\).*DROP CONSTRAINT", lambda: sql("DROP CONSTRAINT few"))
     with closed(stream.spark, table):
         refused(BufferExhaustedError, "max_block", lambda: None)
+    sql(
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
+        "'delta.minWriterVersion' = '5')"
+    )
+    sql("RENAME COLUMN n TO m")
+    sql("RENAME COLUMN m TO n")
     table.rename(aside)
     refused(TableLostError, "is gone|was dropped", lambda: None)
     foreign = stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta")

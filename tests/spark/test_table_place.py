@@ -179,7 +179,7 @@ def said_by(stream: Stream, *columns: str) -> str:
 
 
 @pytest.mark.long
-def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_the_owner_has_renamed_it_back(
+def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_it_is_renamed_back(
     swapping: Stream,
 ) -> None:
     stream, table = swapping, swapping.folder / "table"
@@ -191,7 +191,6 @@ def test_rows_that_wait_under_a_name_that_was_given_away_stop_the_query_until_th
         stream.sink.close()
     assert stream.table().count() == 0
     rename(table, *SWAP_BACK)
-    stream.spark.sql(said_by(stream, *BEFORE))
     start(stream, stream.sink, stream.rows().selectExpr("n", "part", *BEFORE))
     stream.sink.close()
     rename(table, *SWAP)

@@ -48,6 +48,17 @@ def operations(pairs: list[tuple[str, str]]) -> pa.Table:
     )
 
 
+@pytest.mark.parametrize("values", [[f"o-{i:04}" for i in range(99)], list(range(99))])
+def test_columns_of_one_array_do_not_change_each_other(values: list[Any]) -> None:
+    """An operation's id is a column of the rows and one of the known ids."""
+    given = pa.concat_arrays([pa.array(values[:50]), pa.array(values[50:])])  # Memory that Arrow lets others write.
+    one, other = ValueColumn(given), ValueColumn(given)
+    one.keep(np.arange(99) % 2 == 1)
+    one.append(given.slice(0, 3))
+    assert other.values.to_pylist() == given.to_pylist() == values
+    assert one.values.to_pylist() == [*values[1::2], *values[:3]]
+
+
 @pytest.mark.parametrize("n", [5, 5000])
 def test_what_is_kept_is_what_was_there(n: int) -> None:
     rng = np.random.default_rng(n)

@@ -117,9 +117,13 @@ SWAP = renamed("a", "t"), renamed("b", "a"), renamed("t", "b")
     [
         ([WRITE, ADD, ("OPTIMIZE", {}), ("CHANGE COLUMN", {})], None),
         ([renamed("a", "b"), WRITE], 4),
-        ([renamed("a", "b"), WRITE, renamed("b", "a")], 6),
+        ([renamed("a", "b"), WRITE, renamed("b", "A")], None),
+        ([renamed("at.x", "at.`a.b`"), renamed("at.`a.b`", "at.x")], None),
         ([*SWAP], 6),
-        ([renamed("a", "b"), ADD, ("DROP COLUMNS", {"columns": '["a"]'}), WRITE], 6),
+        ([*SWAP, renamed("b", "t"), renamed("a", "b"), renamed("t", "a")], None),
+        ([renamed("a", "t"), renamed("b", "a"), renamed("t", "a")], 6),
+        ([renamed("a", "b"), ADD, ("DROP COLUMNS", {"columns": '["a"]'}), renamed("b", "a")], 7),
+        ([("RENAME COLUMN", {}), ("RENAME COLUMN", {})], 5),  # Their parameters are lost.
         ([("REPLACE COLUMNS", {})], 4),
         ([("CREATE OR REPLACE TABLE AS SELECT", {})], 4),
         ([("WRITE", {"mode": "Overwrite", "canOverwriteSchema": "true"})], 4),

@@ -31,7 +31,7 @@ from spark_purgatory.spark.sink.table.delta_target import check_known
 from spark_purgatory.spark.sink.table.formats import opened, with_format
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.table_place import app_id_of, claim
-from spark_purgatory.spark.sink.table.target import Target
+from spark_purgatory.spark.sink.table.target import SpecialColumns, Target
 from spark_purgatory.spark.storage.checkpoint_files import check_files, check_not_moved
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -75,14 +75,14 @@ def checked(
                     f"from a copy and start again, or {START_OVER}"
                 )
         else:
-            there, names_version = target.check_start(spark, facts, schema, waiting)
-            partition_by = _of_table(options, schema, target, facts)
+            there, names_version, special = target.check_start(spark, facts, schema, waiting)
+            partition_by = _of_table(options, schema, target, facts, special)
             target.check_columns(spark, facts, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
             has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
             if has_new or len({*map(str.lower, schema.names)}) < len(schema.names):
                 _check_new_columns(spark, target, schema, (), facts)
-            _check_not_null(target, schema, there, facts)
+            _check_special(target, schema, there, special)
             if not (has_begun or options.shares_table):
                 _warn_of_others(spark, target, checkpoint)
         if bound.table and not has_begun and table_place.forgets_names(spark, bound.table):
@@ -156,18 +156,21 @@ def _in_stream(name: str, schema: T.StructType) -> str:
     raise ConfigError(f"partition_by={name!r} is not a column of the stream; it has {', '.join(schema.names)}")
 
 
-def _of_table(options: SinkOptions, schema: T.StructType, target: Target, facts: TableFacts) -> tuple[str, ...]:
+def _of_table(
+    options: SinkOptions, schema: T.StructType, target: Target, facts: TableFacts, special: SpecialColumns
+) -> tuple[str, ...]:
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
-    for name in () if facts.may_fill else ours:
-        _in_stream(name, schema)
+    for name in ours:
+        if name.lower() not in special.filled:
+            _in_stream(name, schema)
     if ours and [name.lower() for name in ours] != theirs:
         raise target.partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
     lacking = [name for name in facts.partition_by if name.lower() not in lower]
-    if lacking and not facts.may_fill:
+    if strange := [name for name in lacking if name.lower() not in special.filled]:
         raise SchemaMismatchError(
-            f"table {target} is partitioned by {', '.join(lacking)}, which the stream lacks; it "
+            f"table {target} is partitioned by {', '.join(strange)}, which the stream lacks; it "
             f"has {', '.join(schema.names)}. Nothing was started. Add the column to the stream"
         )
     return tuple(_in_stream(name, schema) for name in facts.partition_by if name not in lacking)
@@ -186,10 +189,15 @@ def _check_new_columns(
         raise ConfigError(f"table {target} cannot hold the stream, so nothing was started: {'; '.join(reasons)}")
 
 
-def _check_not_null(target: Target, schema: T.StructType, there: T.StructType, facts: TableFacts) -> None:
+def _check_special(target: Target, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:
     given = {name.lower() for name in schema.names}
-    lacking = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
-    if lacking and not facts.may_fill:
+    if closed := sorted(special.closed & given):
+        raise SchemaMismatchError(
+            f"columns {', '.join(closed)} of table {target} are GENERATED ALWAYS AS IDENTITY and take no values from "
+            "rows, but the stream has them. Nothing was started. Drop them from the stream"
+        )
+    must = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
+    if lacking := [name for name in must if name.lower() not in special.filled]:
         raise SchemaMismatchError(
             f"columns {', '.join(lacking)} of table {target} are NOT NULL, and the stream lacks them. Nothing was "
             "started. Add them to the stream, or ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL"

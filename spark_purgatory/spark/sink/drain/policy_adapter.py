@@ -33,6 +33,7 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 LOG = logging.getLogger(__name__)
 OF_CALLBACKS = (Exception, SystemExit, GeneratorExit)
 """Errors of users' callbacks: with sys.exit() in one, the thread that answers Spark would end without an answer."""
+WARN_AT = 0.8  # Part of buffer_memory; a warning is logged once so much is staged.
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000  # The estimate for the first drain of a run; at most half of linger.
 MAX_FILES_PER_DRAIN = 64  # Each file is a branch of the query that writes them. Planning takes about 10 ms a branch.
@@ -189,6 +190,9 @@ class PolicyAdapter:
                 self.backlog.learn(batches, counted)
                 for piece in counted:
                     self.sizes.observe_staged(piece.staged_bytes, piece.rows)
+                if (staged := ledger.staged_bytes) >= self.buffer_bytes * WARN_AT:
+                    part = f"{100 * staged // self.buffer_bytes} % of buffer_memory ({self.buffer_bytes} bytes)"
+                    LOG.warning(f"{staged} bytes are staged for table {self.table}, {part}")
             case Failed() if ledger.is_done:
                 self._note_failure(ledger, result)
             case do.NotThere() if ledger.failure is not None:

@@ -41,7 +41,7 @@ from spark_purgatory.spark.sink.table.history import (
     whole_history,
 )
 from spark_purgatory.spark.sink.table.table_place import FORGETS_NAMES, forgets_names, place_of_name, resolved
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import back_ticked, described, literal, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -55,6 +55,9 @@ TESTED_DELTA = "4.4.0"  # For the name of the package where only the client of S
 # Conditions of DESCRIBE DETAIL without the extension, and without the catalog.
 WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 _CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
+# Only tables with one of these features can have columns that Delta fills.
+SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
+WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
 # A table's property under this prefix, without ``delta.``, is the session's default for new tables.
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
@@ -232,7 +235,7 @@ class DeltaTarget(Target):
 
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
-    ) -> tuple[T.StructType, int]:
+    ) -> tuple[T.StructType, int, SpecialColumns]:
         """Rows that wait must have its names."""
         # Read before the columns, so that a later rename is found.
         history = self.history(spark) if waiting is None else self.history_of_names(spark, waiting, facts)
@@ -241,26 +244,10 @@ class DeltaTarget(Target):
         if waiting is not None and history.undone(waiting.version) is None:
             self.check_names(waiting, facts, there, history)
             version = waiting.version if waiting.rows == rows else version
-        if "identityColumns" in facts.features:
-            given = {name.lower() for name in rows.names}
-            self._check_identity(spark, [back_ticked(name) for name in there.names if name.lower() in given])
-        return there, version
-
-    def _check_identity(self, spark: SparkSession, columns: list[str]) -> None:
-        """Refuse rows with a column that the table numbers itself. Only an insert shows which, so one is planned.
-
-        The first drain would be too late: no table takes staged rows without one of their columns.
-        """
-        values = ", ".join(f"new.{column}" for column in columns)
-        plan = spark.sql(
-            f"EXPLAIN EXTENDED MERGE INTO {self.sql_place} AS old USING (SELECT * FROM {self.sql_place} WHERE false) "
-            f"AS new ON false WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
-        ).first()
-        if plan is not None and (closed := _CLOSED.search(str(plan[0]))) is not None:
-            raise SchemaMismatchError(
-                f"column {closed[1]} of table {self} is GENERATED ALWAYS AS IDENTITY and takes no values from rows, "
-                "but the stream has it. Nothing was started. Drop it from the stream"
-            )
+        special = SpecialColumns()
+        if SPECIAL_FEATURES & set(facts.features):
+            special = special_columns(spark, self.sql_place, there.names, rows.names)
+        return there, version, special
 
     def _zone(self, rows: DataFrame, facts: TableFacts | None) -> dict[str, str]:
         """Return the zone to write in: Delta reads a partition's time from a name, which two hours may share."""
@@ -277,8 +264,13 @@ class DeltaTarget(Target):
 
     def _detail(self, spark: SparkSession) -> Row | None:
         """Read DESCRIBE DETAIL. Delta's Python class would need the JVM, or a plugin under Spark Connect."""
-        with settings(spark, self._lean(spark)):
-            row = described(spark, self.place) if self.path or self.is_known(spark) else None
+        try:
+            with settings(spark, self._lean(spark)):
+                row = described(spark, self.place) if self.path or self.is_known(spark) else None
+        except AnalysisException as error:
+            if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
+                raise
+            raise ConfigError(f"table {self} is a view: name a table, or one that does not exist yet") from None
         files = 0 if row is None or row["format"] != "delta" else row["numFiles"]
         self._is_small = files is not None and files <= SMALL_TABLE
         if row is None or row["format"] == "delta":
@@ -294,6 +286,38 @@ class DeltaTarget(Target):
 def default(spark: SparkSession, name: str) -> str:
     """Return a property that new tables get from the session."""
     return spark.conf.get(f"{DEFAULTS}{name.removeprefix('delta.')}", "none") or "none"
+
+
+def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
+    """Return the columns that Delta fills itself: generated, identity, default. No column's description shows them.
+
+    Delta plans a MERGE that would insert the stream's columns alone, and does not run it. The plan has a value for each
+    column of the table, and ``null`` for columns that Delta does not fill. It works by name and by path (``place``).
+    A column that the plan does not show counts as filled: the first drain finds out.
+    """
+    ours = {name.lower() for name in given}
+    closed: set[str] = set()
+    while True:
+        taken = [name for name in there if name.lower() in ours - closed]
+        plan = _plan(spark, place, taken) if taken else ""
+        refused = _CLOSED.search(plan)
+        if refused is None or refused[1].lower() not in ours - closed:
+            break
+        closed.add(refused[1].lower())
+    lacking = {name.lower(): re.escape(back_ticked(name)) for name in there if name.lower() not in ours}
+    filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
+    return SpecialColumns(frozenset(filled), frozenset(closed))
+
+
+def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
+    names = [back_ticked(name) for name in columns]
+    values = ", ".join(f"new.{name}" for name in names)
+    with settings(spark, WHOLE_PLAN):
+        explained = spark.sql(
+            f"EXPLAIN EXTENDED MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        ).first()
+    return "" if explained is None else str(explained[0])
 
 
 def check_known(

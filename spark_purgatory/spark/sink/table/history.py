@@ -133,11 +133,6 @@ class TableFacts:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def may_fill(self) -> bool:
-        """True if Delta may fill columns that rows lack: generated ones, identities, those with a default."""
-        return not {"allowColumnDefaults", "generatedColumns", "identityColumns"}.isdisjoint(self.features)
-
-    @property
     def may_be_renamed(self) -> bool:
         """True if columns may have been renamed, also if the table no longer maps names, or has dropped the feature."""
         return self.is_mapped or not {"columnMapping", "checkpointProtection"}.isdisjoint(self.features)
@@ -166,7 +161,8 @@ class TableLook(NamedTuple):
 
 # Columns of DESCRIBE HISTORY that are read, besides ``timestamp`` as text, ``at``.
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-_TAKES_NAMES = re.compile(r"(?:RENAME|DROP) COLUMN|REPLACE|CLONE")
+RENAME = "RENAME COLUMN"
+_TAKES_NAMES = re.compile(rf"{RENAME}|DROP COLUMN|REPLACE|CLONE")
 
 
 def made_of(entry: TableVersion) -> int | None:
@@ -186,6 +182,17 @@ def takes_names(entry: TableVersion) -> bool:
     """Return True if a version may have given a column's name to another column, or to none."""
     is_new = entry.parameters.get("canOverwriteSchema") == "true"
     return entry.version > 0 and (is_new or _TAKES_NAMES.search(entry.operation) is not None)
+
+
+def _is_back(rename: TableVersion, other: TableVersion) -> bool:
+    """Return True if a rename takes the other one back."""
+    if {rename.operation, other.operation} != {RENAME}:
+        return False
+    names = [
+        (entry.parameters.get("oldColumnPath"), entry.parameters.get("newColumnPath")) for entry in (rename, other)
+    ]
+    (old, new), (before, after) = ([(name or "").replace("`", "").lower() for name in pair] for pair in names)
+    return old == after != "" and new == before != ""
 
 
 @dataclass(frozen=True)
@@ -232,15 +239,22 @@ class DeltaHistory(History):
         return None
 
     def renamed(self, since: int) -> int | None:
-        """Return the last version after ``since`` that may have given a column's name to another column; None without.
+        """Return a version after ``since`` by which a column's name may mean another column now; None without.
 
-        The oldest known version counts if the history does not show what the table is made of since then.
+        Renames do not count if those after them take them back, the last one first. The oldest known version counts if
+        the history does not show what the table is made of since then.
         """
         lineage = self.lineage(self.version)
         later = [entry for at, entry in lineage.items() if at > since and entry is not None]
         if since not in lineage:
             return later[-1].version if later else self.version
-        return next((entry.version for entry in later if takes_names(entry)), None)
+        changes: list[TableVersion] = []
+        for entry in filter(takes_names, reversed(later)):
+            if changes and _is_back(entry, changes[-1]):
+                changes.pop()
+            else:
+                changes.append(entry)
+        return changes[-1].version if changes else None
 
 
 def metadata_of(mark: Mark) -> str:

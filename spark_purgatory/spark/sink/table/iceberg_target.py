@@ -41,7 +41,7 @@ from spark_purgatory.spark.sink.table.history import (
     Words,
 )
 from spark_purgatory.spark.sink.table.table_place import SESSION_CATALOG, name_parts, sql_name
-from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, Target
+from spark_purgatory.spark.sink.table.target import COLUMNS_AS_OF, SpecialColumns, Target
 from spark_purgatory.spark.storage.storage_access import back_ticked, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -369,12 +369,12 @@ class IcebergTarget(Target):
 
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
-    ) -> tuple[T.StructType, int]:
+    ) -> tuple[T.StructType, int, SpecialColumns]:
         """The columns of rows that wait must have the order that they had."""
         there = self.read(spark).schema
         if waiting is not None:
             self.check_names(waiting, facts, there, self.no_history)
-        return there, order_of(rows, there)
+        return there, order_of(rows, there), SpecialColumns()
 
 
 def order_of(rows: T.StructType, there: T.StructType) -> int:

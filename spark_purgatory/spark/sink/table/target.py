@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +31,13 @@ from spark_purgatory.spark.sink.table.history import (
 
 # A property by which a table's owner says that staged rows go to the columns that have their names at a version.
 COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
+
+
+class SpecialColumns(NamedTuple):
+    """Names of columns in lower case."""
+
+    filled: frozenset[str] = frozenset()  # The stream lacks them, and the table fills them.
+    closed: frozenset[str] = frozenset()  # The stream has them, but they take no values (IDENTITY).
 
 
 class Target(ABC):
@@ -130,10 +137,11 @@ class Target(ABC):
     @abstractmethod
     def check_start(
         self, spark: SparkSession, facts: TableFacts, rows: T.StructType, waiting: StagedColumns | None
-    ) -> tuple[T.StructType, int]:
+    ) -> tuple[T.StructType, int, SpecialColumns]:
         """Check an existing table for a stream of such rows; ``waiting`` are the columns of rows that may be staged.
 
-        Returns its columns, and the version whose column names the stream has. Raises SchemaMismatchError.
+        Returns its columns, the version whose column names the stream has, and its special columns. Raises
+        SchemaMismatchError.
         """
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
